@@ -1,7 +1,7 @@
 """The base classes of all errors and of all settings models.
 
-Settings are read once, from the YAML, slime's `args` or a study, into frozen pydantic models. Invalid settings are
-refused there, with a `ConfigError` that names the key, the value and the fix.
+Settings are read once, from the YAML, slime's `args` or a study, into frozen pydantic models.
+Invalid settings are refused there, with a `ConfigError` that names the key, the value and the fix.
 """
 
 import difflib
@@ -27,7 +27,8 @@ class SlimeVerlogError(Exception):
 
 
 class ConfigError(SlimeVerlogError, ValueError):
-    """A setting is unknown, mistyped or impossible. The text names the key, the value and the fix."""
+    """A setting is unknown, mistyped or impossible. The text names the key, the value and the
+    fix."""
 
 
 class MissingDependencyError(SlimeVerlogError, ImportError):
@@ -50,11 +51,12 @@ BAR_S = 0.2 if sys.stderr and sys.stderr.isatty() else 30.0
 
 @contextmanager
 def command() -> Iterator[None]:
-    """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` or Ctrl-C without a traceback.
+    """Decorator `@command()` for a command's `main`: prints a `SlimeVerlogError` or Ctrl-C without
+    a traceback.
 
-    Raises SystemExit: after `error: <sentence>` on stderr with code 1, also for a full disk or a folder that cannot be
-    written; after Ctrl-C with code `INTERRUPTED` and the text of the `KeyboardInterrupt`, or else "interrupted"; on a
-    broken pipe silently with code 1.
+    Raises SystemExit: after `error: <sentence>` on stderr with code 1, also for a full disk or a
+    folder that cannot be written; after Ctrl-C with code `INTERRUPTED` and the text of the
+    `KeyboardInterrupt`, or else "interrupted"; on a broken pipe silently with code 1.
     """
     try:
         try:
@@ -71,7 +73,9 @@ def command() -> Iterator[None]:
         pipe.register(sys.stdout.fileno(), 0)
         if not pipe.poll(0):  # stdout is open, so this is another pipe's error
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes what is left when it ends
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # Python writes what is left when it ends
         raise SystemExit(1) from None
     except OSError as error:
         if (sentence := disk_problem(error)) is None:
@@ -87,7 +91,8 @@ def disk_problem(error: OSError) -> str | None:
 
 
 class Settings(BaseModel):
-    """Base of all settings: frozen, without unknown keys, converting only int to float and list to tuple."""
+    """Base of all settings: frozen, without unknown keys, converting only int to float and list to
+    tuple."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -112,19 +117,25 @@ S = TypeVar("S", bound=Settings)
 
 
 def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str = "") -> S:
-    """Check a mapping from YAML or `args` and return it as `model`; `where`, such as `env.`, prefixes keys in errors.
+    """Check a mapping from YAML or `args` and return it as `model`; `where`, such as `env.`,
+    prefixes keys in errors.
 
     Raises:
-        ConfigError: an unknown key (the text suggests the nearest one), a wrong type, a number out of range, a missing
+        ConfigError: an unknown key (the text suggests the nearest one), a wrong type, a number out
+        of range, a missing
             value, or a combination that the model refuses. One sentence, about the first mistake.
     """
     mapping = {} if mapping is None else mapping
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"{where.rstrip('.') or 'the configuration'} must be a mapping, got {mapping!r}")
+        raise ConfigError(
+            f"{where.rstrip('.') or 'the configuration'} must be a mapping, got {mapping!r}"
+        )
     try:
         return model.model_validate(dict(mapping))
     except ValidationError as error:
-        raise ConfigError(_explain(model, error.errors(include_url=False), mapping, where)) from error
+        raise ConfigError(
+            _explain(model, error.errors(include_url=False), mapping, where)
+        ) from error
 
 
 class _Loader(yaml.SafeLoader):
@@ -137,7 +148,9 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in given:
-                raise yaml.MarkedYAMLError(problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(
+                    problem=f"key {key.value!r} is given twice", problem_mark=key.start_mark
+                )
             given.add(key.value)
         return node
 
@@ -147,7 +160,8 @@ _WRONG_VALUE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticEr
 
 
 def parse_yaml(text: str, place: str) -> Any:
-    """Return the content of a YAML text from `place`, a file or option; errors in long texts also name the line.
+    """Return the content of a YAML text from `place`, a file or option; errors in long texts also
+    name the line.
 
     Raises ConfigError if it is not valid YAML, or gives a key twice.
     """
@@ -161,9 +175,13 @@ def parse_yaml(text: str, place: str) -> Any:
 
 
 def read_yaml(path: str, key: str) -> Any:
-    """Return the content of a YAML file; raises ConfigError, with `key`, path and line, if it cannot be read."""
+    """Return the content of a YAML file; raises ConfigError, with `key`, path and line, if it
+    cannot be read."""
     if path.endswith(".py"):
-        raise ConfigError(f"{key}: {path} is Python; give a YAML with rollout_interaction_env_path: {path} and tasks")
+        raise ConfigError(
+            f"{key}: {path} is Python; give a YAML with rollout_interaction_env_path: {path} and "
+            "tasks"
+        )
     try:
         return parse_yaml(Path(path).expanduser().read_text(encoding="utf-8"), f"{key}: {path}")
     except OSError as error:
@@ -173,7 +191,8 @@ def read_yaml(path: str, key: str) -> Any:
 
 
 def read_yaml_mapping(path: str, key: str) -> dict[str, Any]:
-    """Return the settings in a YAML file; raises ConfigError as `read_yaml`, or if it is not a mapping."""
+    """Return the settings in a YAML file; raises ConfigError as `read_yaml`, or if it is not a
+    mapping."""
     data = read_yaml(path, key)
     if not isinstance(data, dict):
         found = "nothing" if data is None else type(data).__name__
@@ -208,7 +227,9 @@ _BOUNDS = {
 }
 
 
-def _explain(model: type[Settings], errors: Sequence[Any], mapping: Mapping[str, Any], where: str) -> str:
+def _explain(
+    model: type[Settings], errors: Sequence[Any], mapping: Mapping[str, Any], where: str
+) -> str:
     """pydantic's errors as one sentence about the first mistake in the YAML."""
     first = errors[0]
     if first["type"] == "missing":
@@ -225,10 +246,14 @@ def _explain(model: type[Settings], errors: Sequence[Any], mapping: Mapping[str,
         known = _fields(_model_at(model, first["loc"]))
         return unknown_key(key, known, f"{where}{section}." if section else where)
     # Each alternative of a type has an error of its own.
-    alternatives = dict.fromkeys(expected(error) for error in errors if _path_of(error, mapping) == path)
+    alternatives = dict.fromkeys(
+        expected(error) for error in errors if _path_of(error, mapping) == path
+    )
     sentence = f"{key} must be {' or '.join(alternatives)}, got {first['input']!r}"
     if first["type"] == "float_type" and re.fullmatch(r"[-+\d.,eE]+", str(first["input"])):
-        sentence += " (YAML reads numbers as 0.99 and 1.0e-6: with a dot, and a sign in the exponent)"
+        sentence += (
+            " (YAML reads numbers as 0.99 and 1.0e-6: with a dot, and a sign in the exponent)"
+        )
     return sentence
 
 
@@ -245,7 +270,8 @@ def expected(error: Any) -> str:
 
 
 def _path_of(error: Any, value: Any) -> str:
-    """The key of an error's value, such as `tasks[0].options`, without pydantic's names of alternatives."""
+    """The key of an error's value, such as `tasks[0].options`, without pydantic's names of
+    alternatives."""
     path = ""
     *above, last = error["loc"] or ("",)
     names_a_key = error["type"] in ("missing", "extra_forbidden")
@@ -268,7 +294,9 @@ def _model_at(model: type[Settings], location: Sequence[int | str]) -> type[Sett
         fields = _fields(model)
         if part in fields:
             inner = list(_models_in(fields[part].annotation))
-        named = [one for one in inner if part.rstrip("]").endswith(one.__name__)]  # an alternative of a union
+        named = [
+            one for one in inner if part.rstrip("]").endswith(one.__name__)
+        ]  # an alternative of a union
         model = (named or inner or [model])[0]
     return model
 
@@ -282,9 +310,12 @@ def _models_in(hint: Any) -> Iterator[type[Settings]]:
 
 
 def unknown_key(key: str, known: typing.Iterable[str], where: str = "") -> str:
-    """Return the sentence about an unknown key, which starts with `where`; suggests the nearest known one."""
+    """Return the sentence about an unknown key, which starts with `where`; suggests the nearest
+    known one."""
     near = difflib.get_close_matches(key.removeprefix(where), list(known), n=1)
-    hint = f"did you mean '{where}{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    hint = (
+        f"did you mean '{where}{near[0]}'?" if near else f"known keys: {', '.join(sorted(known))}"
+    )
     return f"unknown key '{key}'; {hint}"
 
 

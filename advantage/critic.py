@@ -1,7 +1,7 @@
 """Measures the critic's progress in value pretraining.
 
-Explained variance is 1 - Var(return - value) / Var(return) over the trained tokens of held-out turns; returns have
-lambda 1, so they hardly depend on the critic.
+Explained variance is 1 - Var(return - value) / Var(return) over the trained tokens of held-out
+turns; returns have lambda 1, so they hardly depend on the critic.
 """
 
 import logging
@@ -40,12 +40,20 @@ class Progress:
         """For each sample of this rank, whether its turns are held out."""
         self._weights: list[Tensor] = []
 
-    def begin_pass(self, settings: ValuePretrainingSettings, data: Data, models: Models, layout: Layout) -> bool:
-        """Measure the critic; returns whether another pass is due. A new best keeps a copy of the weights.
+    def begin_pass(
+        self, settings: ValuePretrainingSettings, data: Data, models: Models, layout: Layout
+    ) -> bool:
+        """Measure the critic; returns whether another pass is due. A new best keeps a copy of the
+        weights.
 
-        Every rank must call this; only the last pipeline stage has values and returns in slime's rollout data.
+        Every rank must call this; only the last pipeline stage has values and returns in slime's
+        rollout data.
         """
-        mine = self._measure(data, layout) if layout.last_stage else torch.zeros(5, dtype=torch.float64)
+        mine = (
+            self._measure(data, layout)
+            if layout.last_stage
+            else torch.zeros(5, dtype=torch.float64)
+        )
         moments = mine.to(layout.pipeline.device_like(None))
         layout.pipeline.all_reduce(moments)
         count, error, errors, total, totals = to_list(moments)
@@ -55,14 +63,19 @@ class Progress:
         self.explained.append(1 - unexplained / max(variance, 1e-8))
         passes = len(self.explained) - 1
         explained = self.explained[-1]
-        logger.info("value pretraining: after %d passes, held-out explained variance %.4f", passes, explained)
+        logger.info(
+            "value pretraining: after %d passes, held-out explained variance %.4f",
+            passes,
+            explained,
+        )
         if passes == 0 or explained >= self.explained[self.best] + MIN_GAIN:
             self.best = passes
             self._weights = [tensor.detach().cpu().clone() for tensor in _tensors(models)]
         return not self.has_converged(settings) and passes < settings.passes
 
     def _measure(self, data: Data, layout: Layout) -> Tensor:
-        """Sum up values and returns over the held-out tokens of all data- and context-parallel ranks, [5] float64."""
+        """Sum up values and returns over the held-out tokens of all data- and context-parallel
+        ranks, [5] float64."""
         with relayed(layout.stage):
             columns = read_turn_table(data, keep=True)
             local = local_tokens(data, layout)
@@ -85,9 +98,12 @@ class Progress:
     def held_out_hidden(self, data: Data) -> Generator[None]:
         """Set the loss masks of held-out turns to 0 inside this context."""
         masks: list[Tensor] = data["loss_masks"]
-        hidden = self._held_out or [False] * len(masks)  # a pipeline stage without values has no loss to mask
+        hidden = self._held_out or [False] * len(
+            masks
+        )  # a pipeline stage without values has no loss to mask
         data["loss_masks"] = [
-            torch.zeros_like(mask) if hide else mask for mask, hide in zip(masks, hidden, strict=True)
+            torch.zeros_like(mask) if hide else mask
+            for mask, hide in zip(masks, hidden, strict=True)
         ]
         try:
             yield
@@ -100,24 +116,28 @@ class Progress:
 
     @torch.no_grad()
     def finish(self, settings: ValuePretrainingSettings, models: Models) -> None:
-        """Give the critic the weights of the best pass; raises PretrainingError if that explains too little."""
+        """Give the critic the weights of the best pass; raises PretrainingError if that explains
+        too little."""
         for tensor, kept in zip(_tensors(models), self._weights, strict=True):
             tensor.copy_(kept)
         self._weights = []
         best, least = self.explained[self.best], settings.least_explained_variance
         if least is not None and not best > least:
             raise PretrainingError(
-                f"after {len(self.explained) - 1} passes, the critic's best held-out explained variance is {best:.4f}, "
-                f"not above value_pretraining.least_explained_variance {least:g}, so its values would mislead PPO: "
-                "collect more batches, or change the critic's learning rate"
+                f"after {len(self.explained) - 1} passes, the critic's best held-out explained "
+                f"variance is {best:.4f}, not above value_pretraining.least_explained_variance "
+                f"{least:g}, so its values would mislead PPO: collect more batches, or change the "
+                "critic's learning rate"
             )
         if not self.has_converged(settings):
             logger.warning(
-                "held-out explained variance was still rising after the last pass; raise value_pretraining.passes (%d)",
+                "held-out explained variance was still rising after the last pass; raise "
+                "value_pretraining.passes (%d)",
                 settings.passes,
             )
         logger.info(
-            "value pretraining ends: held-out explained variance %.4f after %d of %d passes, whose weights are kept",
+            "value pretraining ends: held-out explained variance %.4f after %d of %d passes, "
+            "whose weights are kept",
             *(best, self.best, len(self.explained) - 1),
         )
 

@@ -4,7 +4,8 @@ from slime_verlog import ConfigError, SlimeVerlogError
 
 
 class TurnTableError(SlimeVerlogError, ValueError):
-    """The turn table is missing, damaged, written by another converter, or does not fit its batch."""
+    """The turn table is missing, damaged, written by another converter, or does not fit its
+    batch."""
 
 
 class UnsupportedFrameworkError(SlimeVerlogError, RuntimeError):
@@ -12,7 +13,8 @@ class UnsupportedFrameworkError(SlimeVerlogError, RuntimeError):
 
 
 class FlagError(ConfigError):
-    """A combination of slime's flags that would give wrong advantages. The text names the flag to change."""
+    """A combination of slime's flags that would give wrong advantages. The text names the flag to
+    change."""
 
 
 class OtherRankError(SlimeVerlogError, RuntimeError):

@@ -1,8 +1,10 @@
-"""Estimators without a critic, as pure functions of whole episodes: GRPO, RLOO, GiGPO, G2PO, GAGPO and branches.
+"""Estimators without a critic, as pure functions of whole episodes: GRPO, RLOO, GiGPO, G2PO, GAGPO
+and branches.
 
-Everything is compared inside a group, the episodes with the same task and seed. G_t is the return from turn t onwards;
-a state is a prompt, and V(s) the mean of G_t over all turns of the group in state s. Nothing follows an episode's last
-turn, whether it terminated or was truncated. docs/group_estimators.md has the sources.
+Everything is compared inside a group, the episodes with the same task and seed. G_t is the return
+from turn t onwards; a state is a prompt, and V(s) the mean of G_t over all turns of the group in
+state s. Nothing follows an episode's last turn, whether it terminated or was truncated.
+docs/group_estimators.md has the sources.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +27,8 @@ class Episodes:
     group: Tensor
     """int64, at least 0."""
     state: Tensor
-    """int64, at least 0: equal for turns of a group with equal prompts; a turn without an anchor has its own state."""
+    """int64, at least 0: equal for turns of a group with equal prompts; a turn without an anchor
+    has its own state."""
     reward: Tensor
     """float64"""
     edges: Edges
@@ -59,7 +62,8 @@ class Episodes:
         return totals.index_add(0, self.episode, self.reward)
 
     def shared_states(self) -> float:
-        """Compute the share of turns whose state another turn of the group was in; 0 without turns."""
+        """Compute the share of turns whose state another turn of the group was in; 0 without
+        turns."""
         if not len(self.state):
             return 0.0
         count, _, _ = statistics(self.to_go, self.state)
@@ -73,7 +77,8 @@ def grpo(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tenso
 
 
 def rloo(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tensor:
-    """Compare each episode's discounted return with the mean of the others; nothing is normalised."""
+    """Compare each episode's discounted return with the mean of the others; nothing is
+    normalised."""
     returns = turns.to_go[turns.first]
     count, mean, _ = statistics(returns, turns.group[turns.first])
     # R - (n mean - R) / (n - 1) = (R - mean) n / (n - 1)
@@ -91,10 +96,12 @@ def gigpo(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tens
 
 
 def g2po(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tensor:
-    """Compare episodes, the states that turns reach from the same state, and what every turn of the group gains.
+    """Compare episodes, the states that turns reach from the same state, and what every turn of the
+    group gains.
 
-    Two rules are the authors': every turn of a group counts in the comparison of episodes, so long ones weigh more; and
-    V has one discount more than the mean of G_t. A turn's gain is r_t + V(s_t+1) - V(s_t).
+    Two rules are the authors': every turn of a group counts in the comparison of episodes, so long
+    ones weigh more; and V has one discount more than the mean of G_t. A turn's gain is r_t +
+    V(s_t+1) - V(s_t).
     """
     of_episodes = relative(turns.plain_returns[turns.episode], turns.group, normalize)
     _, mean, _ = statistics(turns.to_go, turns.state)
@@ -108,8 +115,9 @@ def g2po(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tenso
 def gagpo(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tensor:
     """Compute GAE over turns with V in place of a critic, and compare it inside the group.
 
-    The paper's equations were not available. This reading is inferred, and gamma and lambda are used as in two ports.
-    In a state seen once, V is that turn's G_t, so the turn's own error is 0 if the next state was seen once, too.
+    The paper's equations were not available. This reading is inferred, and gamma and lambda are
+    used as in two ports. In a state seen once, V is that turn's G_t, so the turn's own error is 0
+    if the next state was seen once, too.
     """
     _, value, _ = statistics(turns.to_go, turns.state)
     error = turns.reward + turns.edges.gamma * gather_next(value, turns.following) - value
@@ -118,12 +126,14 @@ def gagpo(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tens
 
 
 def branches(turns: Episodes, settings: AdvantageSettings, normalize: bool) -> Tensor:
-    """Compare G_t with the mean return of continuations from the same state, played for this alone."""
+    """Compare G_t with the mean return of continuations from the same state, played for this
+    alone."""
     return turns.to_go - turns.baseline
 
 
 Estimator = Callable[[Episodes, AdvantageSettings, bool], Tensor]
-"""Takes turns, settings, and whether to divide by standard deviations; returns one advantage per turn, [T] float64."""
+"""Takes turns, settings, and whether to divide by standard deviations; returns one advantage per
+turn, [T] float64."""
 
 ESTIMATORS: Mapping[str, Estimator] = {
     **{"grpo": grpo, "rloo": rloo, "gigpo": gigpo},
@@ -133,14 +143,16 @@ ESTIMATORS: Mapping[str, Estimator] = {
 
 
 def relative(x: Tensor, groups: Tensor, normalize: bool) -> Tensor:
-    """Subtract its group's mean from each entry, optionally divide by the standard deviation; 0 for a group of one."""
+    """Subtract its group's mean from each entry, optionally divide by the standard deviation; 0 for
+    a group of one."""
     count, mean, deviation = statistics(x, groups)
     scale = deviation + 1e-6 if normalize else torch.ones_like(x)
     return torch.where(count > 1, (x - mean) / scale, 0.0)
 
 
 def statistics(x: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Count, mean and standard deviation (n - 1) of each entry's group; `groups` are int64, at least 0. All [n]."""
+    """Count, mean and standard deviation (n - 1) of each entry's group; `groups` are int64, at
+    least 0. All [n]."""
     n = int(groups.max()) + 1 if len(groups) else 0
 
     def total(y: Tensor) -> Tensor:

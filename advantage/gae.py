@@ -1,25 +1,26 @@
 """Dual-discount GAE: one discount between the tokens of a turn, another between turns.
 
-For token j of a turn with n tokens: V_j is the value of the prefix before the token, k_j the token's reward, and r the
-turn's reward.
+For token j of a turn with n tokens: V_j is the value of the prefix before the token, k_j the
+token's reward, and r the turn's reward.
 
     d_j     = k_j + gamma_token V_{j+1} - V_j                               j < n-1
     d_{n-1} = k_{n-1} + r + gamma_step V(next turn's first token) - V_{n-1}
     A_j     = d_j + gamma_token lambda_token A_{j+1}                        j < n-1
     A_{n-1} = d_{n-1} + gamma_step lambda_step A(next turn's first token)
 
-After a turn in which the environment did not move, because the model only wrote its notes, the last two lines use
-gamma_token and lambda_token: `edges_of` has the discounts between turns.
+After a turn in which the environment did not move, because the model only wrote its notes, the last
+two lines use gamma_token and lambda_token: `edges_of` has the discounts between turns.
 
-`advantage/hook.py` calls the steps in order. `solve_inside` solves each turn as if nothing followed. `links_of` says
-what a turn is worth to the one before it, and `solve_links` finds V and A of the next turn's first token.
-`TurnScan.finish` adds them, discounted, to every token. All sums are float64, and nothing is divided by a power of a
-discount, so any discount and any length of turn are safe. A turn of length 0 counts as one step whose value is
-r + gamma_step V', so its error is 0.
+`advantage/hook.py` calls the steps in order. `solve_inside` solves each turn as if nothing
+followed. `links_of` says what a turn is worth to the one before it, and `solve_links` finds V and A
+of the next turn's first token. `TurnScan.finish` adds them, discounted, to every token. All sums
+are float64, and nothing is divided by a power of a discount, so any discount and any length of turn
+are safe. A turn of length 0 counts as one step whose value is r + gamma_step V', so its error is 0.
 
 N tokens, T turns; the tokens of a turn are adjacent, and turns are in index order.
 
-Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the other forms.
+Sources: Verlog's paper, appendix B.3; GAE: Schulman et al. 2016. docs/algorithms.md compares the
+other forms.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,11 +56,13 @@ class Discounts:
 
 
 def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
-    """Return the discounts of the actor or the critic; raises FlagError if they differ and `role` is None."""
+    """Return the discounts of the actor or the critic; raises FlagError if they differ and `role`
+    is None."""
     if role is None and (settings.lambda_critic is not None or settings.lambda_policy != "fixed"):
         raise FlagError(
-            "lambda_critic and lambda_policy differ between actor and critic, and only advantage.patch.install notes "
-            "which of them a process trains: give --custom-megatron-init-path advantage.patch.install"
+            "lambda_critic and lambda_policy differ between actor and critic, and only "
+            "advantage.patch.install notes which of them a process trains: give "
+            "--custom-megatron-init-path advantage.patch.install"
         )
     lambdas = settings.lambda_step, settings.lambda_token
     if settings.value_pretraining.batches:
@@ -70,7 +73,8 @@ def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
 
 
 def token_lambdas(settings: AdvantageSettings, role: str | None, lengths: Tensor) -> Tensor | None:
-    """Compute the lambda inside each turn, [T] float64, from its tokens [T]; None for `lambda_token`.
+    """Compute the lambda inside each turn, [T] float64, from its tokens [T]; None for
+    `lambda_token`.
 
     Tokens that are not trained count only in a turn without trained ones.
     """
@@ -81,7 +85,8 @@ def token_lambdas(settings: AdvantageSettings, role: str | None, lengths: Tensor
 
 @dataclass(frozen=True)
 class TurnScan:
-    """One form's result inside turns; N tokens, T turns. No entry of a turn without tokens is used."""
+    """One form's result inside turns; N tokens, T turns. No entry of a turn without tokens is
+    used."""
 
     entry_value: Tensor
     """[T] the value from which the previous turn bootstraps."""
@@ -90,7 +95,8 @@ class TurnScan:
     entry_decay: Tensor
     """[T] decay from the turn's last token to the entry advantage."""
     finish: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """Advantages and returns [N] in the values' dtype, from what reaches each turn's last token [T]."""
+    """Advantages and returns [N] in the values' dtype, from what reaches each turn's last token
+    [T]."""
 
 
 Form = Callable[[Tensor, Tensor | None, Tensor, Tensor, Discounts], TurnScan]
@@ -114,7 +120,8 @@ def solve_inside(
         lengths: [T] int64, tokens of each turn; they sum to N.
         turn_rewards: [T] float64, given at each turn's last token.
         form: a value of `AdvantageSettings.gae_form`.
-        lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for the form `dual`.
+        lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for
+            the form `dual`.
     """
     if lambdas is None:
         return find_form(form)(values, rewards, lengths, turn_rewards, discounts)
@@ -136,8 +143,11 @@ class Edges:
         return self.gamma * next_value.to(device) + self.decay * next_advantage.to(device)
 
 
-def edges_of(moves: Tensor, discounts: Discounts, form: str = "dual", lambdas: Tensor | None = None) -> Edges:
-    """Return the discounts of a step if the environment `moves` [T] after the turn, else those between tokens.
+def edges_of(
+    moves: Tensor, discounts: Discounts, form: str = "dual", lambdas: Tensor | None = None
+) -> Edges:
+    """Return the discounts of a step if the environment `moves` [T] after the turn, else those
+    between tokens.
 
     The form `token` has one discount for all tokens. `lambdas` [T] replaces `lambda_token`.
     """
@@ -152,8 +162,8 @@ def edges_of(moves: Tensor, discounts: Discounts, form: str = "dual", lambdas: T
 class Links(NamedTuple):
     """How a turn's first token looks to the turn before it, all [T] float64.
 
-    V is that token's value, A its advantage; V' and A' are those of the turn that follows. These are not known yet, so
-    each is kept as a linear form: V = v + w V' and A = a + p V' + q A'.
+    V is that token's value, A its advantage; V' and A' are those of the turn that follows. These
+    are not known yet, so each is kept as a linear form: V = v + w V' and A = a + p V' + q A'.
     """
 
     v: Tensor
@@ -167,11 +177,13 @@ class Links(NamedTuple):
         return self.v + self.w * next_value, self.a + self.p * next_value + self.q * next_advantage
 
 
-def links_of(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edges: Edges) -> Links:
+def links_of(
+    inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap: Tensor, edges: Edges
+) -> Links:
     """Show each turn as the one before it sees it.
 
-    An empty turn passes on everything that follows it. Where `bootstrap` [T], the entry is not a turn but the state
-    after a cut episode: its value counts, and nothing that follows.
+    An empty turn passes on everything that follows it. Where `bootstrap` [T], the entry is not a
+    turn but the state after a cut episode: its value counts, and nothing that follows.
     """
     empty = lengths == 0
     decay = torch.where(empty, 1.0, inside.entry_decay) * ~bootstrap
@@ -185,7 +197,8 @@ def links_of(inside: TurnScan, lengths: Tensor, turn_rewards: Tensor, bootstrap:
 
 
 def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
-    """Find V' and A' of each turn from `following`, the index of the turn that follows it, or -1; all [T]."""
+    """Find V' and A' of each turn from `following`, the index of the turn that follows it, or -1;
+    all [T]."""
     value = solve_chain(links.v, links.w, following)
     next_value = gather_next(value, following)
     advantage = solve_chain(links.a + links.p * next_value, links.q, following)
@@ -193,7 +206,12 @@ def solve_links(links: Links, following: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scan_turns(
-    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, gamma: float, decay: float | Tensor
+    values: Tensor,
+    rewards: Tensor | None,
+    lengths: Tensor,
+    turn_rewards: Tensor,
+    gamma: float,
+    decay: float | Tensor,
 ) -> TurnScan:
     """Solve GAE inside turns; `decay` is gamma times lambda, one number or [T] float64."""
     turn = torch.repeat_interleave(lengths)
@@ -222,18 +240,25 @@ def scan_turns(
     return TurnScan(pick(values, first), pick(alone, first), pick(reach, first), finish)
 
 
-def scan_dual(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
+def scan_dual(
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
     """Discount inside turns with `gamma_token` and `lambda_token`."""
     return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
 
 
-def scan_token(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
+def scan_token(
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
     """Discount all tokens alike, with the discounts between turns."""
     return scan_turns(values, rewards, lengths, turn_rewards, d.gamma_step, d.step_decay)
 
 
-def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts) -> TurnScan:
-    """Take the turn as one action: its reward is the sum over its tokens, its value that of its first token."""
+def scan_turn(
+    values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
+) -> TurnScan:
+    """Take the turn as one action: its reward is the sum over its tokens, its value that of its
+    first token."""
     turn = torch.repeat_interleave(lengths)
     state = pick(values, lengths.cumsum(0) - lengths)
     alone = turn_rewards + _totals(rewards, turn, state) - state
@@ -249,13 +274,16 @@ def scan_turn(values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewa
 def scan_bi_level(
     values: Tensor, rewards: Tensor | None, lengths: Tensor, turn_rewards: Tensor, d: Discounts
 ) -> TurnScan:
-    """Work inside turns as `dual`, but show the previous turn the last token's value and the rewards before it."""
+    """Work inside turns as `dual`, but show the previous turn the last token's value and the
+    rewards before it."""
     inside = scan_turns(values, rewards, lengths, turn_rewards, d.gamma_token, d.token_decay)
     last = lengths.cumsum(0) - 1
     state = pick(values, last)
     own = pick(rewards, last) if rewards is not None else torch.zeros_like(state)
     before = _totals(rewards, torch.repeat_interleave(lengths), state) - own
-    return TurnScan(before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish)
+    return TurnScan(
+        before + state, own + turn_rewards - state, torch.ones_like(state), inside.finish
+    )
 
 
 FORMS: Mapping[str, Form] = {
@@ -273,8 +301,13 @@ def find_form(form: str) -> Form:
 
 
 def check_form(form: str) -> None:
-    """Try a `gae_form` on two turns; raises ConfigError if it cannot be found, fails, or returns other shapes."""
-    values, lengths, turn_rewards = torch.tensor([0.5, 0.75, 0.25]), torch.tensor([2, 1]), torch.tensor([0.0, 1.0])
+    """Try a `gae_form` on two turns; raises ConfigError if it cannot be found, fails, or returns
+    other shapes."""
+    values, lengths, turn_rewards = (
+        torch.tensor([0.5, 0.75, 0.25]),
+        torch.tensor([2, 1]),
+        torch.tensor([0.0, 1.0]),
+    )
     function, discounts = find_form(form), Discounts(0.99, 0.95, 1.0, 1.0)
     for rewards in (None, torch.zeros(3)):
         try:
@@ -283,11 +316,14 @@ def check_form(form: str) -> None:
             per_token = inside.finish(torch.zeros(2, dtype=torch.float64))
             shapes = [tuple(x.shape) for x in (*per_turn, *per_token)]
         except Exception as error:  # of somebody else's function
-            raise ConfigError(f"gae_form: {form} fails on two turns: {type(error).__name__}: {error}") from error
+            raise ConfigError(
+                f"gae_form: {form} fails on two turns: {type(error).__name__}: {error}"
+            ) from error
         if shapes != [(2,), (2,), (2,), (3,), (3,)]:
             raise ConfigError(
-                f"gae_form: {form} must return a TurnScan with one entry per turn, whose `finish` gives advantages and "
-                f"returns per token; for two turns of three tokens, the shapes are {shapes}"
+                f"gae_form: {form} must return a TurnScan with one entry per turn, whose `finish` "
+                "gives advantages and returns per token; for two turns of three tokens, the "
+                f"shapes are {shapes}"
             )
 
 
@@ -297,14 +333,16 @@ def _totals(rewards: Tensor | None, turn: Tensor, like: Tensor) -> Tensor:
 
 
 def pick(x: Tensor, positions: Tensor) -> Tensor:
-    """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns without tokens)."""
+    """x at the positions, [T] float64; an arbitrary entry if a position is out of range (turns
+    without tokens)."""
     if not len(x):
         return x.new_zeros(len(positions)).double()
     return x[positions.clamp(0, len(x) - 1)].double()
 
 
 def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
-    """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no cycles."""
+    """Solve x[i] = a[i] + b[i] x[following[i]]; a `following` of -1 ends a chain. All [n], no
+    cycles."""
     n = a.numel()
     # One extra entry, which points at itself, ends every chain.
     a = F.pad(a, (0, 1))
@@ -319,9 +357,11 @@ def solve_chain(a: Tensor, b: Tensor, following: Tensor) -> Tensor:
 
 
 def solve_runs(a: Tensor, b: Tensor, longest: int) -> Tensor:
-    """Solve x[i] = a[i] + b[i] x[i + 1] in place of `a`; of every `longest` adjacent b, at least one is 0. All [n].
+    """Solve x[i] = a[i] + b[i] x[i + 1] in place of `a`; of every `longest` adjacent b, at least
+    one is 0. All [n].
 
-    After k rounds, each entry holds the sum over its next 2^k entries, so a run takes log2 of its length in rounds.
+    After k rounds, each entry holds the sum over its next 2^k entries, so a run takes log2 of its
+    length in rounds.
     """
     step = 1
     while step < min(longest, len(a)):

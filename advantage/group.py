@@ -1,8 +1,9 @@
-"""slime's hook for training without a critic: finds the whole episodes of a batch, and compares them in groups.
+"""slime's hook for training without a critic: finds the whole episodes of a batch, and compares
+them in groups.
 
-Episodes are compared by the returns of whole episodes, never by turn index: those that reach turn t are a biased
-selection. Some estimators also compare turns with the same anchor, which is the prompt. `advantage/estimators.py` has
-the formulas.
+Episodes are compared by the returns of whole episodes, never by turn index: those that reach turn t
+are a biased selection. Some estimators also compare turns with the same anchor, which is the
+prompt. `advantage/estimators.py` has the formulas.
 """
 
 import logging
@@ -15,7 +16,16 @@ from torch import Tensor
 
 from advantage.errors import TurnTableError
 from advantage.estimators import ESTIMATORS, Episodes
-from advantage.exchange import BOOTSTRAP, ENDED, NOTES, Exchange, current_layout, in_turn_order, relayed, turn_flags
+from advantage.exchange import (
+    BOOTSTRAP,
+    ENDED,
+    NOTES,
+    Exchange,
+    current_layout,
+    in_turn_order,
+    relayed,
+    turn_flags,
+)
 from advantage.flags import GROUP, advantage_flags, check_kl
 from advantage.gae import discounts_of, edges_of
 from advantage.packing import local_tokens, pack_turns
@@ -42,18 +52,22 @@ class GroupTurns:
 
 
 def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> None:
-    """Write `advantages` and `returns` into `rollout_data`: each turn's advantage, on all its trained tokens.
+    """Write `advantages` and `returns` into `rollout_data`: each turn's advantage, on all its
+    trained tokens.
 
-    This is slime's `--custom-advantage-function-path` for estimators without a critic. Returns equal the advantages.
-    `shared_state_ratio` is written for slime's log: the share of compared turns whose prompt another turn of the group
-    had, too.
+    This is slime's `--custom-advantage-function-path` for estimators without a critic. Returns
+    equal the advantages. `shared_state_ratio` is written for slime's log: the share of compared
+    turns whose prompt another turn of the group had, too.
 
     Args:
-        args: slime's arguments, with the YAML's keys `group_estimator`, `gamma_step`, `lambda_step` and `gigpo_…`.
-        rollout_data: as for `advantage.hook.compute_advantages`, without `values`; rows are shaped and typed like `kl`.
+        args: slime's arguments, with the YAML's keys `group_estimator`, `gamma_step`, `lambda_step`
+            and `gigpo_…`.
+        rollout_data: as for `advantage.hook.compute_advantages`, without `values`; rows are shaped
+            and typed like `kl`.
 
     Raises:
-        ConfigError: an unknown estimator, or KL in the reward, which these estimators do not support.
+        ConfigError: an unknown estimator, or KL in the reward, which these estimators do not
+            support.
         TurnTableError: the table is missing or foreign, or turns are missing in an episode.
         OtherRankError: another rank of this pipeline stage failed, so this rank stops too.
     """
@@ -66,17 +80,29 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     with relayed(layout.stage), Exchange(layout.data) as exchange:
         settings, flags = advantage_settings(args), advantage_flags(args)
         check_kl(replace(flags, custom_advantage_function_path=GROUP))
-        columns = read_turn_table(rollout_data, keep=flags.rollout_data_postprocess_path == KL_SPLIT)
+        columns = read_turn_table(
+            rollout_data, keep=flags.rollout_data_postprocess_path == KL_SPLIT
+        )
         packed = pack_turns(columns, rollout_data["loss_masks"], rollout_data["response_lengths"])
         group = columns.group.masked_fill(columns.bootstrap, -1)
         if flags.n_samples_per_prompt == 1:  # no two episodes share a start
             group = torch.full_like(group, -1)
         trained = packed.trained.cpu()
-        own = (columns.segment, columns.index, turn_flags(columns), columns.reward, group, columns.anchor, trained)
+        own = (
+            columns.segment,
+            columns.index,
+            turn_flags(columns),
+            columns.reward,
+            group,
+            columns.anchor,
+            trained,
+        )
         own = (*own, columns.baseline)
         table, mine = exchange.rows(torch.stack([column.double() for column in own], 1))
         turns = GroupTurns(*table.unbind(1))
-        advantages, shared = group_advantages(turns, settings, normalize=flags.grpo_std_normalization)
+        advantages, shared = group_advantages(
+            turns, settings, normalize=flags.grpo_std_normalization
+        )
         per_turn = advantages[mine].to(packed.trained.device) * packed.trained
         per_token = torch.repeat_interleave(per_turn, packed.lengths)
         rows = local_tokens(rollout_data, layout).split(packed.put(per_token))
@@ -86,19 +112,24 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         rollout_data["shared_state_ratio"] = torch.tensor(shared)
 
 
-def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool) -> tuple[Tensor, float]:
-    """Compute one advantage per turn, [T] float64, and the share of the compared turns whose state another was in.
+def group_advantages(
+    turns: GroupTurns, settings: AdvantageSettings, *, normalize: bool
+) -> tuple[Tensor, float]:
+    """Compute one advantage per turn, [T] float64, and the share of the compared turns whose state
+    another was in.
 
-    Advantages are 0 for bootstrap states and for episodes without a return, which nothing is compared with.
-    `normalize` divides by standard deviations (not in RLOO). Raises TurnTableError, which names segment and turn, if a
-    turn is missing in an episode or occurs twice.
+    Advantages are 0 for bootstrap states and for episodes without a return, which nothing is
+    compared with. `normalize` divides by standard deviations (not in RLOO). Raises TurnTableError,
+    which names segment and turn, if a turn is missing in an episode or occurs twice.
     """
     result = torch.zeros(len(turns.flags), dtype=torch.float64)
     order = _compared(turns)
     _, episode = _unique(turns.segment[order])
     _, group = _unique(turns.group[order])
     flags, anchor = turns.flags[order].long(), turns.anchor[order]
-    own = -1.0 - torch.arange(len(order))  # of a turn without an anchor; no other turn has this number
+    own = -1.0 - torch.arange(
+        len(order)
+    )  # of a turn without an anchor; no other turn has this number
     prompt = torch.where(anchor >= 0, anchor, own)
     _, state = _unique(torch.stack([group.double(), prompt], 1))
     edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
@@ -108,7 +139,8 @@ def group_advantages(turns: GroupTurns, settings: AdvantageSettings, *, normaliz
 
 
 def _compared(turns: GroupTurns) -> Tensor:
-    """Find the turns of episodes that have a return: indices, by episode and in an episode's order."""
+    """Find the turns of episodes that have a return: indices, by episode and in an episode's
+    order."""
     played = (turns.flags.long() & BOOTSTRAP) == 0
     where = played.nonzero()[:, 0]
     order = where[in_turn_order(turns.segment[where], turns.index[where])]
@@ -124,12 +156,18 @@ def _compared(turns: GroupTurns) -> Tensor:
     whole = ended & (index[is_head] == 0) & trained
     if not bool(whole.all()):
         missing = int((~whole).sum())
-        logger.info("%d of %d episodes have no return in this batch and are not trained on", missing, len(whole))
+        logger.info(
+            "%d of %d episodes have no return in this batch and are not trained on",
+            missing,
+            len(whole),
+        )
     return order[whole[episode]]
 
 
 def _unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    return cast(Any, torch).unique(x, dim=0, return_inverse=True)  # torch does not declare the types of `unique`
+    return cast(Any, torch).unique(
+        x, dim=0, return_inverse=True
+    )  # torch does not declare the types of `unique`
 
 
 def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, is_head: Tensor) -> None:
@@ -138,4 +176,6 @@ def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, is_head:
         return
     i = int(wrong.nonzero()[0])
     segment = int(segments[episode[i]])
-    raise TurnTableError(f"segment {segment}: turn {int(index[i])} is followed by turn {int(index[i + 1])}")
+    raise TurnTableError(
+        f"segment {segment}: turn {int(index[i])} is followed by turn {int(index[i + 1])}"
+    )

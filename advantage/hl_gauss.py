@@ -1,14 +1,17 @@
-"""A critic's classification head: a histogram over returns, trained by cross-entropy (HL-Gauss), whose mean is V.
+"""A critic's classification head: a histogram over returns, trained by cross-entropy (HL-Gauss),
+whose mean is V.
 
-The bins' centres z_i are w apart and reach 2.5 bins beyond the range of returns on both sides. With s bins of sigma,
-the target of a return y, clamped to the range, is the share of a normal distribution around y that falls into each bin:
+The bins' centres z_i are w apart and reach 2.5 bins beyond the range of returns on both sides. With
+s bins of sigma, the target of a return y, clamped to the range, is the share of a normal
+distribution around y that falls into each bin:
 
     t_i = (Phi((z_i + w/2 - y) / (s w)) - Phi((z_i - w/2 - y) / (s w))) / sum over bins
     L   = -sum_i t_i log p_i,   dL/dlogit_i = p_i - t_i,   V = sum_i p_i z_i
 
-Source: Farebrother et al. 2024 (arXiv 2403.03950), section 3.1. There, the range is that of the bins; here it is that
-of the returns, and the bins are padded, because the target of a return at the edge of the bins has its mean 0.4 bins
-inside. slime's patch and the trainer of one machine both use this file.
+Source: Farebrother et al. 2024 (arXiv 2403.03950), section 3.1. There, the range is that of the
+bins; here it is that of the returns, and the bins are padded, because the target of a return at the
+edge of the bins has its mean 0.4 bins inside. slime's patch and the trainer of one machine both use
+this file.
 """
 
 import math
@@ -70,8 +73,8 @@ class HlGauss:
     def start_bias(self) -> Tensor:
         """Logits [bins], float64, whose value is 0, or the end of the range that is nearest to 0.
 
-        Equal logits would have the middle of the range as value, from which cut episodes are bootstrapped. These are
-        k z_i, where k is found by bisection.
+        Equal logits would have the middle of the range as value, from which cut episodes are
+        bootstrapped. These are k z_i, where k is found by bisection.
         """
         start = min(max(0.0, self.low), self.high)
         steps = (self.centres(torch.zeros(1, dtype=torch.float64)) - start) / self.width

@@ -1,7 +1,8 @@
-"""slime's `--rollout-data-postprocess-path`: logs the KL to the reference policy for reasoning, actions and notes.
+"""slime's `--rollout-data-postprocess-path`: logs the KL to the reference policy for reasoning,
+actions and notes.
 
-A policy that games its reward often changes its actions first: their KL then grows several times as fast as that of
-the reasoning.
+A policy that games its reward often changes its actions first: their KL then grows several times as
+fast as that of the reasoning.
 """
 
 from collections.abc import MutableMapping, Sequence
@@ -30,8 +31,11 @@ class KlSplit:
     summary_tokens: int = 0
 
 
-def log_kl_split(args: Any, rollout_id: int | None, rollout_data: MutableMapping[str, Any]) -> KlSplit | None:
-    """Add `kl_reasoning`, `kl_action` and `kl_summary` to slime's metrics, and remove the turn table.
+def log_kl_split(
+    args: Any, rollout_id: int | None, rollout_data: MutableMapping[str, Any]
+) -> KlSplit | None:
+    """Add `kl_reasoning`, `kl_action` and `kl_summary` to slime's metrics, and remove the turn
+    table.
 
     Args:
         rollout_data: the actor's, after `compute_advantages`.
@@ -49,7 +53,11 @@ def log_kl_split(args: Any, rollout_id: int | None, rollout_data: MutableMapping
     if kl is None or not layout.last_stage:
         return None
     split = split_kl(columns, rollout_data, kl, layout)
-    metrics = {"kl_reasoning": split.reasoning, "kl_action": split.action, "kl_summary": split.summary}
+    metrics = {
+        "kl_reasoning": split.reasoning,
+        "kl_action": split.action,
+        "kl_summary": split.summary,
+    }
     for name, value in metrics.items():
         if value is not None:
             rollout_data[name] = torch.tensor(value)
@@ -63,9 +71,13 @@ def _differences(new: Sequence[Tensor] | None, old: Sequence[Tensor] | None) -> 
 
 
 def split_kl(
-    columns: TurnColumns, rollout_data: MutableMapping[str, Any], kl: Sequence[Tensor], layout: Layout
+    columns: TurnColumns,
+    rollout_data: MutableMapping[str, Any],
+    kl: Sequence[Tensor],
+    layout: Layout,
 ) -> KlSplit:
-    """Average over the trained tokens of all ranks; `kl` has this rank's slice of each sample, in nats per token."""
+    """Average over the trained tokens of all ranks; `kl` has this rank's slice of each sample, in
+    nats per token."""
     local = local_tokens(rollout_data, layout)
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()

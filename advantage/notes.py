@@ -6,11 +6,13 @@ from advantage.exchange import BOOTSTRAP, NOTES
 
 
 def compare_notes(flags: Tensor, following: Tensor, next_advantage: Tensor) -> dict[str, Tensor]:
-    """Compare turns that wrote notes with others, over the turns of all ranks, [T]; empty without either.
+    """Compare turns that wrote notes with others, over the turns of all ranks, [T]; empty without
+    either.
 
-    `summary_optimism` is the mean of V - return after notes, minus that after other turns: notes that promise success
-    raise the value of the next prompt, and with it their own advantage. `summary_advantage` and `turn_advantage` are
-    means over turns of the two kinds, each with its standard deviation. Advantages are those of first tokens.
+    `summary_optimism` is the mean of V - return after notes, minus that after other turns: notes
+    that promise success raise the value of the next prompt, and with it their own advantage.
+    `summary_advantage` and `turn_advantage` are means over turns of the two kinds, each with its
+    standard deviation. Advantages are those of first tokens.
 
     Args:
         flags: `turn_flags` of each turn.

@@ -1,8 +1,9 @@
 """Packs the turn tokens of one rank's samples end to end, as the scan inside turns needs them.
 
-With context parallelism, slime cuts a sequence into 2 x cp chunks; rank r holds the chunks r and 2 cp - 1 - r. A
-response-aligned entry (value, log-prob) belongs to the rank that holds the position *before* its token. `local_tokens`
-joins the rows of such a rank to one vector, and cuts the result again.
+With context parallelism, slime cuts a sequence into 2 x cp chunks; rank r holds the chunks r and 2
+cp - 1 - r. A response-aligned entry (value, log-prob) belongs to the rank that holds the position
+*before* its token. `local_tokens` joins the rows of such a rank to one vector, and cuts the result
+again.
 """
 
 import math
@@ -22,7 +23,8 @@ from advantage.turn_table import TurnColumns, as_tensor, to_list, whole_numbers
 
 @dataclass(frozen=True)
 class LocalTokens:
-    """The response tokens that this rank holds, of the R response tokens of its samples laid end to end."""
+    """The response tokens that this rank holds, of the R response tokens of its samples laid end to
+    end."""
 
     lengths: Sequence[int]
     """Response tokens of each sample."""
@@ -32,13 +34,16 @@ class LocalTokens:
     """Positions of the held tokens among all R; None if this rank holds all of them."""
 
     def join(self, rows: Sequence[Tensor]) -> Tensor:
-        """Join this rank's rows to a new vector [R]; the tokens of other ranks are 0, until an all-reduce adds them.
+        """Join this rank's rows to a new vector [R]; the tokens of other ranks are 0, until an
+        all-reduce adds them.
 
         Raises ValueError, which names the sample, for a row of another length than the layout's.
         """
         for i, (row, held) in enumerate(zip(rows, self.held, strict=True)):
             if row.numel() != held:
-                raise ValueError(f"sample {i} has {row.numel()} entries on this rank, but its layout has {held}")
+                raise ValueError(
+                    f"sample {i} has {row.numel()} entries on this rank, but its layout has {held}"
+                )
         local = torch.cat(list(rows)) if rows else torch.zeros(0)
         if self.positions is None:
             return local
@@ -55,7 +60,8 @@ class LocalTokens:
     def split(self, flat: Tensor) -> list[Tensor]:
         """Cut this rank's part of a vector [R] into one row per sample; the rows share memory."""
         own = self.pick(flat)
-        # The plain split also records every row as a view for autograd, which takes half as long again.
+        # The plain split also records every row as a view for autograd, which takes half as long
+        # again.
         rows = torch.unsafe_split_with_sizes(own, list(self.held))
         return list(rows)
 
@@ -93,7 +99,8 @@ def _nonzero(flags: Tensor) -> Tensor:
 
 
 class TrainedRuns:
-    """The loss masks of all responses end to end, as a bool vector and as runs of trained tokens."""
+    """The loss masks of all responses end to end, as a bool vector and as runs of trained
+    tokens."""
 
     def __init__(self, mask: Tensor) -> None:
         self.mask = mask
@@ -117,7 +124,8 @@ class TrainedRuns:
 
 @dataclass(frozen=True)
 class PackedTurns:
-    """The turns of one rank's samples, in order; positions are those of the R response tokens laid end to end."""
+    """The turns of one rank's samples, in order; positions are those of the R response tokens laid
+    end to end."""
 
     runs: TrainedRuns
     positions: Tensor | None
@@ -146,8 +154,10 @@ class PackedTurns:
         return everywhere.index_copy_(0, self.positions, packed)
 
     def check_finite(self, what: str, packed: Tensor, lengths: Sequence[int]) -> None:
-        """Raise ValueError, which names sample and token, unless all packed entries [N] are finite."""
-        # One sum is several times cheaper than checking every entry, so entries are checked only if it is not finite.
+        """Raise ValueError, which names sample and token, unless all packed entries [N] are
+        finite."""
+        # One sum is several times cheaper than checking every entry, so entries are checked only if
+        # it is not finite.
         if math.isfinite(float(packed.sum())):
             return
         wrong = (~torch.isfinite(packed)).nonzero()
@@ -171,16 +181,21 @@ class PackedTurns:
         return self.lengths.cumsum(0) - self.lengths
 
 
-def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[int]) -> PackedTurns:
+def pack_turns(
+    columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[int]
+) -> PackedTurns:
     """Pack the tokens of all turns, with one entry per turn and one per bootstrap state.
 
-    Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A fully masked turn
-    keeps all its tokens: values and rewards pass through it, but it gets no gradient. `masks` has one entry per
-    response token. Raises TurnTableError for a trained token outside all turns, or a bootstrap sample without token.
+    Masked tokens inside a turn are skipped, so a turn's reward falls on its last trained token. A
+    fully masked turn keeps all its tokens: values and rewards pass through it, but it gets no
+    gradient. `masks` has one entry per response token. Raises TurnTableError for a trained token
+    outside all turns, or a bootstrap sample without token.
     """
     for i, (row, length) in enumerate(zip(masks, lengths, strict=True)):
         if row.numel() != length:
-            raise TurnTableError(f"sample {i}: its loss mask has {row.numel()} entries for {length} response tokens")
+            raise TurnTableError(
+                f"sample {i}: its loss mask has {row.numel()} entries for {length} response tokens"
+            )
     mask = torch.cat(list(masks) or [torch.zeros(0)]).bool()
     runs = TrainedRuns(mask)
     starts, sizes = _spans(columns, lengths)
@@ -199,7 +214,8 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
         stray[span_positions(starts, sizes * ~bootstrap)] = False
         sample, token = _place(int(stray.nonzero()[0]), lengths)
         raise TurnTableError(
-            f"sample {sample}: its loss mask includes token {token} of the response, which belongs to no turn"
+            f"sample {sample}: its loss mask includes token {token} of the response, which belongs "
+            "to no turn"
         )
     positions = None
     if packed != len(mask):
@@ -218,7 +234,8 @@ def pack_turns(columns: TurnColumns, masks: Sequence[Tensor], lengths: Sequence[
 
 
 def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
-    """Raise TurnTableError unless the loss mask, all that the value loss has, shows where turns begin."""
+    """Raise TurnTableError unless the loss mask, all that the value loss has, shows where turns
+    begin."""
     sizes = whole_numbers(lengths)
     ends = sizes.cumsum(0)
     starts = (ends - sizes)[sizes > 0].to(packed.trained.device)
@@ -242,9 +259,9 @@ def check_first_tokens(packed: PackedTurns, lengths: Sequence[int]) -> None:
         return cast(Any, own - start).tolist()
 
     raise TurnTableError(
-        f"sample {sample}: its turns begin at tokens {inside(real)}, but its loss mask has runs beginning at "
-        f"{inside(found)}, so value_first_token_weight cannot find the first tokens; mask a token between turns and "
-        "none inside a turn, or set value_first_token_weight: 1.0"
+        f"sample {sample}: its turns begin at tokens {inside(real)}, but its loss mask has runs "
+        f"beginning at {inside(found)}, so value_first_token_weight cannot find the first tokens; "
+        "mask a token between turns and none inside a turn, or set value_first_token_weight: 1.0"
     )
 
 
@@ -255,8 +272,11 @@ def span_positions(starts: Tensor, sizes: Tensor) -> Tensor:
     return torch.arange(len(span), device=sizes.device) + shift[span]
 
 
-def per_token(entries: Tensor, columns: TurnColumns, lengths: Sequence[int], otherwise: float) -> Tensor:
-    """Repeat each turn's entry at all of its tokens, [R] float32 of [T]; `otherwise` at tokens outside all turns."""
+def per_token(
+    entries: Tensor, columns: TurnColumns, lengths: Sequence[int], otherwise: float
+) -> Tensor:
+    """Repeat each turn's entry at all of its tokens, [R] float32 of [T]; `otherwise` at tokens
+    outside all turns."""
     starts, sizes = _spans(columns, lengths)
     found = torch.full((sum(lengths),), otherwise)
     found[span_positions(starts, sizes)] = torch.repeat_interleave(entries.float(), sizes)
@@ -279,5 +299,7 @@ def _spans(columns: TurnColumns, lengths: Sequence[int]) -> tuple[Tensor, Tensor
     empty = columns.bootstrap & (responses[columns.sample] == 0)
     if bool(empty.any()):
         sample = int(columns.sample[empty][0])
-        raise TurnTableError(f"sample {sample}: a bootstrap sample needs one response token to hold its value")
+        raise TurnTableError(
+            f"sample {sample}: a bootstrap sample needs one response token to hold its value"
+        )
     return starts, sizes

@@ -1,8 +1,9 @@
-"""What a checkpoint says about its critic: the head, and after value pretraining the objective, the data and the score.
+"""What a checkpoint says about its critic: the head, and after value pretraining the objective, the
+data and the score.
 
-A record is a plain dictionary, saved with the weights: in slime as an attribute of the saved `args`, on one machine in
-`state.json`. A head that differs is an error, because slime would only warn and replace the trained head by a new one,
-and with equal widths it would not even notice.
+A record is a plain dictionary, saved with the weights: in slime as an attribute of the saved
+`args`, on one machine in `state.json`. A head that differs is an error, because slime would only
+warn and replace the trained head by a new one, and with equal widths it would not even notice.
 """
 
 import hashlib
@@ -33,11 +34,18 @@ def head_record(settings: AdvantageSettings) -> dict[str, Any]:
     """The head's keys of the YAML."""
     if hl_gauss_of(settings) is None:
         return {"value_loss": "mse"}
-    return {**{key: getattr(settings, key) for key in HEAD_KEYS}, "value_range": list(settings.value_range or ())}
+    return {
+        **{key: getattr(settings, key) for key in HEAD_KEYS},
+        "value_range": list(settings.value_range or ()),
+    }
 
 
 def pretrained_record(
-    settings: AdvantageSettings, explained: Sequence[float], best: int, data: Mapping[str, Any], layout: Layout
+    settings: AdvantageSettings,
+    explained: Sequence[float],
+    best: int,
+    data: Mapping[str, Any],
+    layout: Layout,
 ) -> dict[str, Any]:
     """The record after value pretraining; every rank must call this.
 
@@ -52,10 +60,13 @@ def pretrained_record(
 
 
 def fingerprint(data: Mapping[str, Any], layout: Layout) -> str:
-    """Hash the tokens and turns of all ranks, in any order, to 16 hexadecimal digits; every rank must call this."""
+    """Hash the tokens and turns of all ranks, in any order, to 16 hexadecimal digits; every rank
+    must call this."""
     total = torch.zeros(1, dtype=torch.int64)
     for tokens, row in zip(data["tokens"], data[TABLE_KEY], strict=True):
-        content = torch.as_tensor(tokens, dtype=torch.int64).cpu().numpy().tobytes() + repr(row).encode()
+        content = (
+            torch.as_tensor(tokens, dtype=torch.int64).cpu().numpy().tobytes() + repr(row).encode()
+        )
         total += int.from_bytes(hashlib.blake2b(content, digest_size=6).digest(), "big")
     whole = layout.data.total(total, like=torch.zeros(0))
     return f"{int(whole) % 2**64:016x}"
@@ -69,40 +80,52 @@ def keys_taken_over(settings: AdvantageSettings, record: Record, place: str) -> 
         record: that of the critic in the folder `place`.
 
     Raises:
-        ConfigError: the YAML asks for another head; or value pretraining learned other returns, or did not explain more
+        ConfigError: the YAML asks for another head; or value pretraining learned other returns, or
+        did not explain more
             than `value_pretraining.least_explained_variance` of them.
     """
-    saved = {key: tuple(value) if key == "value_range" else value for key, value in record.items() if key in HEAD_KEYS}
+    saved = {
+        key: tuple(value) if key == "value_range" else value
+        for key, value in record.items()
+        if key in HEAD_KEYS
+    }
     theirs = hl_gauss_of(read_settings(AdvantageSettings, saved))
     ours = hl_gauss_of(settings)
     silent = "value_loss" not in settings.model_fields_set
     if theirs != ours and not silent:
         raise ConfigError(
-            f"the critic in {place} has the head {describe_head(theirs)}, and the YAML asks for {describe_head(ours)}, "
-            "which would start untrained: give the same keys, leave them out to take the saved ones, or start the "
-            "critic from another checkpoint"
+            f"the critic in {place} has the head {describe_head(theirs)}, and the YAML asks for "
+            f"{describe_head(ours)}, which would start untrained: give the same keys, leave them "
+            "out to take the saved ones, or start the critic from another checkpoint"
         )
-    differing = [key for key in OBJECTIVE_KEYS if record.get(key, getattr(settings, key)) != getattr(settings, key)]
+    differing = [
+        key
+        for key in OBJECTIVE_KEYS
+        if record.get(key, getattr(settings, key)) != getattr(settings, key)
+    ]
     if differing:
         key = differing[0]
         raise ConfigError(
-            f"the critic in {place} was pretrained on returns with {key} {record[key]:g}, and this run has "
-            f"{getattr(settings, key):g}; give the same, or pretrain it again"
+            f"the critic in {place} was pretrained on returns with {key} {record[key]:g}, and this "
+            f"run has {getattr(settings, key):g}; give the same, or pretrain it again"
         )
     _check_score(settings, record, place)
     return saved if silent and theirs is not None else {}
 
 
 def _check_score(settings: AdvantageSettings, record: Record, place: str) -> None:
-    score, limit = record.get("explained_variance"), settings.value_pretraining.least_explained_variance
+    score, limit = (
+        record.get("explained_variance"),
+        settings.value_pretraining.least_explained_variance,
+    )
     if score is None or limit is None or settings.value_pretraining.batches:
         return
     if not score > limit:
         raise ConfigError(
-            f"the critic in {place} explains {score:.4f} of the variance of held-out returns, not above "
-            f"value_pretraining.least_explained_variance {limit:g}, so its values would mislead PPO: pretrain it on "
-            "more batches, with another learning rate or head (value_loss), use critic_warmup instead, or set the key "
-            "to null"
+            f"the critic in {place} explains {score:.4f} of the variance of held-out returns, not "
+            f"above value_pretraining.least_explained_variance {limit:g}, so its values would "
+            "mislead PPO: pretrain it on more batches, with another learning rate or head "
+            "(value_loss), use critic_warmup instead, or set the key to null"
         )
     logger.info(
         "the critic in %s explains %.4f of the variance of held-out returns (data %s)",

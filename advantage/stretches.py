@@ -1,12 +1,14 @@
-"""Credit between the stretches of a compacted conversation, as CompactionRL gives it (arXiv 2607.05378): a comparison.
+"""Credit between the stretches of a compacted conversation, as CompactionRL gives it (arXiv
+2607.05378): a comparison.
 
-A stretch ends with the turn in which the model writes its notes. Its last token is paid the rewards of all later
-turns, and no value is read there, so GAE stays inside the stretch. The advantages then shrink by gamma_token x
-lambda_token for each token of later stretches, with the lambda of that token's turn. `gae_form: dual` goes on with the
-critic's value of the next prompt instead.
+A stretch ends with the turn in which the model writes its notes. Its last token is paid the rewards
+of all later turns, and no value is read there, so GAE stays inside the stretch. The advantages then
+shrink by gamma_token x lambda_token for each token of later stretches, with the lambda of that
+token's turn. `gae_form: dual` goes on with the critic's value of the next prompt instead.
 
-The paper rewards an episode once, at its end. Here, an earlier reward is paid to its own stretch and to those before
-it, and an episode that the batch cuts is paid its bootstrap value in place of the rewards that are missing.
+The paper rewards an episode once, at its end. Here, an earlier reward is paid to its own stretch
+and to those before it, and an episode that the batch cuts is paid its bootstrap value in place of
+the rewards that are missing.
 """
 
 from dataclasses import dataclass
@@ -24,11 +26,16 @@ def stretch_columns(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what all ranks must know of each turn to cut the chain at its notes; all [T] float64.
 
-    They are what earlier turns are paid for it, the logarithm of its decay, and how much of what reaches its last token
-    reaches its first. A bootstrap state pays its value. `lambdas` [T] replaces `lambda_token`.
+    They are what earlier turns are paid for it, the logarithm of its decay, and how much of what
+    reaches its last token reaches its first. A bootstrap state pays its value. `lambdas` [T]
+    replaces `lambda_token`.
     """
     pays = torch.where(turns.bootstrap, inside.entry_value, turns.rewards)
-    decay = torch.full_like(pays, discounts.token_decay) if lambdas is None else discounts.gamma_token * lambdas
+    decay = (
+        torch.full_like(pays, discounts.token_decay)
+        if lambdas is None
+        else discounts.gamma_token * lambdas
+    )
     # Above 0, because 0 times the logarithm of 0 is not a number.
     log_decay = turns.lengths * decay.clamp_min(torch.finfo(torch.float64).tiny).log()
     return pays, log_decay * ~turns.bootstrap, inside.entry_decay
@@ -46,8 +53,11 @@ class Stretches:
     scale: Tensor
     """float64, by how much the turn's advantages shrink."""
 
-    def finish(self, inside: TurnScan, carry: Tensor, mine: slice, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a rank's advantages and returns [N]; `mine` are its turns among all, and `lengths` their tokens."""
+    def finish(
+        self, inside: TurnScan, carry: Tensor, mine: slice, lengths: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return a rank's advantages and returns [N]; `mine` are its turns among all, and `lengths`
+        their tokens."""
         advantages, returns = inside.finish(carry + self.paid[mine].to(carry))
         scale = self.scale[mine].to(advantages)
         return advantages * torch.repeat_interleave(scale, lengths), returns

@@ -1,12 +1,14 @@
-"""The turn table: what the advantage needs to know about each sample's turns, as one plain tuple per sample.
+"""The turn table: what the advantage needs to know about each sample's turns, as one plain tuple
+per sample.
 
-slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these, `prompt` is unused,
-so the table travels there. slime's logger later sums every list that it does not know, so the last reader removes the
-table from `rollout_data`. Layout of an entry:
+slime passes only a fixed list of keys to the training ranks (`_split_train_data_by_dp`). Of these,
+`prompt` is unused, so the table travels there. slime's logger later sums every list that it does
+not know, so the last reader removes the table from `rollout_data`. Layout of an entry:
 
     version, segment, first_turn, kind, terminated, truncated, group, bootstrap, turns
 
-where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves, skips, baseline.
+where `turns` has one tuple per turn: start, end, reward, action_start, anchor, staleness, moves,
+skips, baseline.
 """
 
 import enum
@@ -27,16 +29,19 @@ from advantage.errors import TurnTableError
 from advantage.settings import CONVERTER as CONVERTER
 
 TABLE_KEY = "prompt"
-"""Key of slime's train data that carries the table: one entry per sample, passed to the ranks unchanged."""
+"""Key of slime's train data that carries the table: one entry per sample, passed to the ranks
+unchanged."""
 
 VERSION = 7
 """First number of an entry. Version 4 was a float64 vector, which old dumps contain."""
 
 STALENESS = "token_staleness"
-"""Key of slime's rollout data: per sample, the staleness of each response token in actor updates; -1 if unknown."""
+"""Key of slime's rollout data: per sample, the staleness of each response token in actor updates;
+-1 if unknown."""
 
 PADDING_INDEX = -1
-"""The entry of `sample_indices`, slime's column of sample indices, for a sample that only fills an optimizer step."""
+"""The entry of `sample_indices`, slime's column of sample indices, for a sample that only fills an
+optimizer step."""
 
 _ADVICE = f"configure --custom-convert-samples-to-train-data-path {CONVERTER}"
 _EXACT = 2**53
@@ -46,7 +51,9 @@ _EXACT = 2**53
 def _check_whole(**numbers: Any) -> None:
     for name, value in numbers.items():
         if type(value) is not int or not -_EXACT < value < _EXACT:
-            raise TurnTableError(f"{name} must be an integer of magnitude below 2**53, got {value!r}")
+            raise TurnTableError(
+                f"{name} must be an integer of magnitude below 2**53, got {value!r}"
+            )
 
 
 def _check_flags(**flags: Any) -> None:
@@ -61,12 +68,15 @@ class TurnKind(enum.IntEnum):
     TURN = 0
     """One or more turns that the model played."""
     BOOTSTRAP = 1
-    """The state after a cut or timed-out episode. Only its value is used; it is never trained on."""
+    """The state after a cut or timed-out episode. Only its value is used; it is never trained
+    on."""
     HELD_OUT = 2
     """Turns that value pretraining measures the critic on, and does not train on."""
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        return type(self), (self.value,)  # Python before 3.11.4 pickles a call of `getattr`, which torch rejects
+        return type(self), (
+            self.value,
+        )  # Python before 3.11.4 pickles a call of `getattr`, which torch rejects
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +91,44 @@ class TurnSpan:
     action_start: int = -1
     """Offset of the action's first token; -1 if no action was recognised."""
     anchor: int = -1
-    """Hash of the environment state, for estimators that compare turns in the same state; -1: none."""
+    """Hash of the environment state, for estimators that compare turns in the same state; -1:
+    none."""
     staleness: int = -1
     """Actor updates between playing the turn and training on it; -1: unknown."""
     moves: bool = True
     """Whether the environment moved after the turn; not if the model only wrote its notes."""
     skips: int = 0
-    """Turns of the episode, between this one and the sample's turn before it, that other samples hold."""
+    """Turns of the episode, between this one and the sample's turn before it, that other samples
+    hold."""
     baseline: float = 0.0
-    """Mean return of continuations from before the turn, which `group_estimator: branches` compares its return with."""
+    """Mean return of continuations from before the turn, which `group_estimator: branches` compares
+    its return with."""
 
     def __post_init__(self) -> None:
         _check_whole(start=self.start, end=self.end, action_start=self.action_start)
         _check_whole(anchor=self.anchor, staleness=self.staleness, skips=self.skips)
         _check_flags(moves=self.moves)
         if not 0 <= self.start <= self.end:
-            raise TurnTableError(f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}")
+            raise TurnTableError(
+                f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}"
+            )
         if not (math.isfinite(self.reward) and math.isfinite(self.baseline)):
-            raise TurnTableError(f"a turn's reward and baseline must be finite, got {self.reward}, {self.baseline}")
+            raise TurnTableError(
+                f"a turn's reward and baseline must be finite, got {self.reward}, {self.baseline}"
+            )
         if self.action_start != -1 and not self.start <= self.action_start < self.end:
             raise TurnTableError(
-                f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got {self.action_start}"
+                f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got "
+                f"{self.action_start}"
             )
         if self.anchor < -1:
-            raise TurnTableError(f"anchor must be a number from 0 up, or -1 if there is none, got {self.anchor}")
+            raise TurnTableError(
+                f"anchor must be a number from 0 up, or -1 if there is none, got {self.anchor}"
+            )
         if self.staleness < -1:
-            raise TurnTableError(f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}")
+            raise TurnTableError(
+                f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}"
+            )
         if self.skips < 0:
             raise TurnTableError(f"skips must be a number from 0 up, got {self.skips}")
 
@@ -114,7 +136,9 @@ class TurnSpan:
 _NO_TURN = TurnSpan(0, 0, 0.0)
 """What the columns say of a bootstrap state."""
 
-_span_of: Callable[[TurnSpan], tuple[Any, ...]] = attrgetter(*(field.name for field in fields(TurnSpan)))
+_span_of: Callable[[TurnSpan], tuple[Any, ...]] = attrgetter(
+    *(field.name for field in fields(TurnSpan))
+)
 """A turn as a plain tuple."""
 
 _COLUMNS = 8 + len(fields(TurnSpan))
@@ -125,21 +149,24 @@ class TurnRow:
     """One sample's entry in the turn table."""
 
     segment: int
-    """Id of the episode's part in this batch: shared by all its samples, and by no other episode."""
+    """Id of the episode's part in this batch: shared by all its samples, and by no other
+    episode."""
     first_turn: int
-    """Index of the sample's first turn in the segment or the episode, of which the batch holds consecutive turns."""
+    """Index of the sample's first turn in the segment or the episode, of which the batch holds
+    consecutive turns."""
     kind: TurnKind = TurnKind.TURN
     terminated: bool = False
     """The sample's last turn ended the episode: nothing follows."""
     truncated: bool = False
-    """The sample's last turn hit a limit. The value that follows is that of the bootstrap state, or 0 without one."""
+    """The sample's last turn hit a limit. The value that follows is that of the bootstrap state, or
+    0 without one."""
     turns: tuple[TurnSpan, ...] = ()
     """The turns in order, without overlap; empty for a bootstrap sample."""
     group: int = -1
     """Id shared by episodes with the same start, for estimators that compare them; -1: none."""
     bootstrap: int = -1
-    """Offset in the response of a masked token behind all turns, whose value is that of the state after them; -1: none.
-    A sample of kind BOOTSTRAP has that value at its first token."""
+    """Offset in the response of a masked token behind all turns, whose value is that of the state
+    after them; -1: none. A sample of kind BOOTSTRAP has that value at its first token."""
 
     @property
     def indices(self) -> list[int]:
@@ -148,26 +175,38 @@ class TurnRow:
         return [self.first_turn + k + skips for k, skips in enumerate(skipped)]
 
     def __post_init__(self) -> None:
-        _check_whole(segment=self.segment, first_turn=self.first_turn, group=self.group, bootstrap=self.bootstrap)
+        _check_whole(
+            segment=self.segment,
+            first_turn=self.first_turn,
+            group=self.group,
+            bootstrap=self.bootstrap,
+        )
         _check_flags(terminated=self.terminated, truncated=self.truncated)
         if self.segment < 0 or self.first_turn < 0:
-            raise TurnTableError(f"segment {self.segment} and first_turn {self.first_turn} must not be negative")
+            raise TurnTableError(
+                f"segment {self.segment} and first_turn {self.first_turn} must not be negative"
+            )
         if self.group < -1:
-            raise TurnTableError(f"group must be a number from 0 up, or -1 for none, got {self.group}")
+            raise TurnTableError(
+                f"group must be a number from 0 up, or -1 for none, got {self.group}"
+            )
         if self.kind is TurnKind.BOOTSTRAP and (self.turns or self.terminated or self.truncated):
-            raise TurnTableError("a bootstrap sample has no turns and neither terminates nor truncates")
+            raise TurnTableError(
+                "a bootstrap sample has no turns and neither terminates nor truncates"
+            )
         first = self.turns[-1].end if self.turns else 0
         if self.bootstrap != -1 and (self.bootstrap < first or not self.turns):
             raise TurnTableError(
-                f"bootstrap must be the offset of a token behind the sample's turns, which end at {first}, or -1 if "
-                f"there is none, got {self.bootstrap}"
+                "bootstrap must be the offset of a token behind the sample's turns, which end at "
+                f"{first}, or -1 if there is none, got {self.bootstrap}"
             )
         if self.kind is not TurnKind.BOOTSTRAP and not self.turns:
             raise TurnTableError(f"a sample of kind {self.kind.name} needs at least one turn")
         for k, (before, after) in enumerate(pairwise(self.turns)):
             if after.start < before.end:
                 raise TurnTableError(
-                    f"turns must not overlap: turn {k} ends at {before.end}, turn {k + 1} starts at {after.start}"
+                    f"turns must not overlap: turn {k} ends at {before.end}, turn {k + 1} starts "
+                    f"at {after.start}"
                 )
 
 
@@ -176,12 +215,21 @@ def encode_row(row: TurnRow) -> tuple[Any, ...]:
 
     Example: what a converter of samples puts into slime's train data, one tuple per sample.
 
-        row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5, action_start=12),))
-        train_data[TABLE_KEY] = [encode_row(row), ...]
+        row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5,
+        action_start=12),)) train_data[TABLE_KEY] = [encode_row(row), ...]
     """
     turns = tuple(map(_span_of, row.turns))
     ends = row.terminated, row.truncated
-    return VERSION, row.segment, row.first_turn, int(row.kind), *ends, row.group, row.bootstrap, turns
+    return (
+        VERSION,
+        row.segment,
+        row.first_turn,
+        int(row.kind),
+        *ends,
+        row.group,
+        row.bootstrap,
+        turns,
+    )
 
 
 def _is_sequence(entry: Any) -> bool:
@@ -189,16 +237,23 @@ def _is_sequence(entry: Any) -> bool:
 
 
 def decode_row(entry: Any) -> TurnRow:
-    """Read the row that `encode_row` wrote; raises TurnTableError for a damaged or foreign entry."""
+    """Read the row that `encode_row` wrote; raises TurnTableError for a damaged or foreign
+    entry."""
     if not _is_sequence(entry) or len(entry) == 0:
-        raise TurnTableError(f"expected a tuple that begins with version {VERSION}, got {reprlib.repr(entry)}")
+        raise TurnTableError(
+            f"expected a tuple that begins with version {VERSION}, got {reprlib.repr(entry)}"
+        )
     version, *fields = entry
     if type(version) is not int or version != VERSION:
-        raise TurnTableError(f"it has version {version!r:.40}, this project reads version {VERSION}")
+        raise TurnTableError(
+            f"it has version {version!r:.40}, this project reads version {VERSION}"
+        )
     try:
         segment, first_turn, kind, terminated, truncated, group, bootstrap, turns = fields
         spans = tuple(TurnSpan(*turn) for turn in turns)
-        return TurnRow(segment, first_turn, TurnKind(kind), terminated, truncated, spans, group, bootstrap)
+        return TurnRow(
+            segment, first_turn, TurnKind(kind), terminated, truncated, spans, group, bootstrap
+        )
     except TurnTableError:
         raise
     except (TypeError, ValueError, OverflowError) as error:
@@ -211,7 +266,8 @@ def to_list(x: Tensor) -> list[float]:
 
 
 def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
-    """Hash a prompt's tokens [n] to a number below 2**53, the anchor of the state that the prompt shows."""
+    """Hash a prompt's tokens [n] to a number below 2**53, the anchor of the state that the prompt
+    shows."""
     digest = hashlib.blake2b(token_ids.tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % _EXACT
 
@@ -220,7 +276,8 @@ def anchor_of(token_ids: np.ndarray[Any, np.dtype[np.int32]]) -> int:
 class TurnColumns:
     """The turn tables of a rank's samples as columns on the CPU, all [T].
 
-    There is one entry per turn and one per bootstrap state, in the order of the samples and of their tokens.
+    There is one entry per turn and one per bootstrap state, in the order of the samples and of
+    their tokens.
     """
 
     sample: Tensor
@@ -230,13 +287,15 @@ class TurnColumns:
     index: Tensor
     """Index of the turn in its segment or episode."""
     bootstrap: Tensor
-    """bool, as are held_out, moves, terminated and truncated; these two are set on the last turn of a sample only."""
+    """bool, as are held_out, moves, terminated and truncated; these two are set on the last turn of
+    a sample only."""
     held_out: Tensor
     moves: Tensor
     terminated: Tensor
     truncated: Tensor
     start: Tensor
-    """int64 offset in the sample's response, as are end and action_start. A bootstrap state is one token, start."""
+    """int64 offset in the sample's response, as are end and action_start. A bootstrap state is one
+    token, start."""
     end: Tensor
     action_start: Tensor
     reward: Tensor
@@ -251,10 +310,13 @@ class TurnColumns:
 def read_columns(table: Sequence[Any], response_lengths: Sequence[int]) -> TurnColumns:
     """Decode and check the rows of a rank's S samples; `response_lengths` [S] are in tokens.
 
-    Raises TurnTableError, which names the sample, for anything but `encode_row`'s, or a turn outside its response.
+    Raises TurnTableError, which names the sample, for anything but `encode_row`'s, or a turn
+    outside its response.
     """
     if len(table) != len(response_lengths):
-        raise TurnTableError(f"the turn table has {len(table)} rows for {len(response_lengths)} samples")
+        raise TurnTableError(
+            f"the turn table has {len(table)} rows for {len(response_lengths)} samples"
+        )
     entries: list[tuple[Any, ...]] = []
     for sample, (entry, length) in enumerate(zip(table, response_lengths, strict=True)):
         row = _row_of(sample, entry, length)
@@ -292,28 +354,62 @@ def _row_of(sample: int, entry: Any, length: int) -> TurnRow:
     end = max(row.turns[-1].end if row.turns else 0, row.bootstrap + 1)
     if end > length:
         what = "bootstrap state" if row.bootstrap != -1 else "last turn"
-        raise TurnTableError(f"sample {sample}: its {what} ends at token {end}, its response has {length} tokens")
+        raise TurnTableError(
+            f"sample {sample}: its {what} ends at token {end}, its response has {length} tokens"
+        )
     return row
 
 
 def _entries(sample: int, row: TurnRow) -> Iterator[tuple[Any, ...]]:
-    """Yield the entries of turns and bootstrap state, in the order in which `read_columns` unpacks them."""
+    """Yield the entries of turns and bootstrap state, in the order in which `read_columns` unpacks
+    them."""
     held_out = row.kind is TurnKind.HELD_OUT
     indices = row.indices
     for k, (index, turn) in enumerate(zip(indices, row.turns, strict=True)):
         is_last = k == len(row.turns) - 1
         terminated = is_last and row.terminated
         truncated = is_last and row.truncated
-        yield sample, row.segment, index, False, held_out, terminated, truncated, row.group, *_span_of(turn)
+        yield (
+            sample,
+            row.segment,
+            index,
+            False,
+            held_out,
+            terminated,
+            truncated,
+            row.group,
+            *_span_of(turn),
+        )
     if not row.turns:
-        yield sample, row.segment, row.first_turn, True, False, False, False, row.group, *_span_of(_NO_TURN)
+        yield (
+            sample,
+            row.segment,
+            row.first_turn,
+            True,
+            False,
+            False,
+            False,
+            row.group,
+            *_span_of(_NO_TURN),
+        )
     elif row.bootstrap != -1:
         state = replace(_NO_TURN, start=row.bootstrap, end=row.bootstrap)
-        yield sample, row.segment, indices[-1] + 1, True, False, False, False, row.group, *_span_of(state)
+        yield (
+            sample,
+            row.segment,
+            indices[-1] + 1,
+            True,
+            False,
+            False,
+            False,
+            row.group,
+            *_span_of(state),
+        )
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:
-    """Decode the table, and unless a later hook needs it (`keep`), remove it; raises TurnTableError without a table."""
+    """Decode the table, and unless a later hook needs it (`keep`), remove it; raises TurnTableError
+    without a table."""
     if TABLE_KEY not in rollout_data:
         raise TurnTableError(f"rollout_data has no turn table under {TABLE_KEY!r}; {_ADVICE}")
     columns = read_columns(rollout_data[TABLE_KEY], rollout_data["response_lengths"])

@@ -1,8 +1,9 @@
 """Compares the critic's values with the returns of turns that it has not trained on yet.
 
-The numbers are those of each turn's first token, whose value is that of the state, and they cover the turns of all
-ranks. Explained variance is 1 - Var(return - value) / Var(return): 1 for a perfect critic, 0 for a constant, and
-below 0 for values that are worse than a constant. The returns are the critic's own targets.
+The numbers are those of each turn's first token, whose value is that of the state, and they cover
+the turns of all ranks. Explained variance is 1 - Var(return - value) / Var(return): 1 for a perfect
+critic, 0 for a constant, and below 0 for values that are worse than a constant. The returns are the
+critic's own targets.
 """
 
 from collections.abc import MutableMapping
@@ -17,16 +18,19 @@ from advantage.hl_gauss import HlGauss
 EXPLAINED, OUTSIDE = "explained_variance", "return_outside_share"
 TENTH = 0.1
 METRICS_KEY = "critic_metrics"
-"""Key of the critic's rollout data with the metrics of the batch, from the hook until the first training step."""
+"""Key of the critic's rollout data with the metrics of the batch, from the hook until the first
+training step."""
 
 
 def compare_values(
     flags: Tensor, index: Tensor, value: Tensor, advantage: Tensor, head: HlGauss | None
 ) -> dict[str, float]:
-    """Compute the metrics of one batch from the turns of all ranks [T]; empty without trained turns.
+    """Compute the metrics of one batch from the turns of all ranks [T]; empty without trained
+    turns.
 
     Args:
-        flags: those of `turn_flags`, and `UNTRAINED`; bootstrap states and untrained turns do not count.
+        flags: those of `turn_flags`, and `UNTRAINED`; bootstrap states and untrained turns do not
+            count.
         index: the number of each turn in its episode.
         value: of each turn's first token.
         advantage: of the same token; the return is the sum of the two.
@@ -38,7 +42,11 @@ def compare_values(
         return {}
     returns = value + advantage
     early, late = torch.quantile(index, torch.tensor([TENTH, 1 - TENTH], dtype=index.dtype))
-    parts = {"first_tenth": index <= early, "middle": (index > early) & (index < late), "last_tenth": index >= late}
+    parts = {
+        "first_tenth": index <= early,
+        "middle": (index > early) & (index < late),
+        "last_tenth": index >= late,
+    }
     metrics = {
         EXPLAINED: explained_variance(returns, advantage),
         "value_mean": value.mean(),
@@ -56,12 +64,14 @@ def compare_values(
 
 
 def take_metrics(data: MutableMapping[str, Any]) -> dict[str, float]:
-    """Remove the metrics of `compare_values` from a rank's rollout data, and return them; empty without any."""
+    """Remove the metrics of `compare_values` from a rank's rollout data, and return them; empty
+    without any."""
     return data.pop(METRICS_KEY, {})
 
 
 def explained_variance(returns: Tensor, errors: Tensor) -> Tensor:
-    """Compute the share of the returns' variance that the errors [n] do not have; 0 for equal returns."""
+    """Compute the share of the returns' variance that the errors [n] do not have; 0 for equal
+    returns."""
     variance = returns.var(correction=0)
     if variance < 1e-8:
         return torch.zeros_like(variance)

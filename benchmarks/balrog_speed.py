@@ -1,8 +1,10 @@
-"""Steps per CPU-second of one of BALROG's environments, played as its evaluator does: text actions, its own settings.
+"""Steps per CPU-second of one of BALROG's environments, played as its evaluator does: text actions,
+its own settings.
 
     $BALROG_PYTHON benchmarks/balrog_speed.py FAMILY TASK SECONDS
 
-`benchmarks/envs.py` calls it. It needs an interpreter that can import BALROG, which other versions of packages have.
+`benchmarks/envs.py` calls it. It needs an interpreter that can import BALROG, which other versions
+of packages have.
 """
 
 import random
@@ -16,7 +18,8 @@ from omegaconf import OmegaConf
 
 
 def speed(family: str, task: str, seconds: float) -> float:
-    """Play random actions for `seconds` of CPU time; a first episode of up to 50 steps is not measured."""
+    """Play random actions for `seconds` of CPU time; a first episode of up to 50 steps is not
+    measured."""
     config = OmegaConf.load(Path(balrog.__file__).parent / "config" / "config.yaml")
     rng = random.Random(0)
     seed = 0

@@ -1,15 +1,18 @@
-"""Counts what four rules train of recorded conversations, and prints a row for each recording and rule.
+"""Counts what four rules train of recorded conversations, and prints a row for each recording and
+rule.
 
     python -m benchmarks.record_conversations FOLDER [PROGRAM ...]
     PYTHONPATH=SLIME python -m benchmarks.conversations FOLDER/*.jsonl > counts.csv
 
-Each line of a recording is a turn: `prompt` and `response` are token ids, `messages` what the program sent, and
-`answer` the response as a message. `chains` and `turns` are the values of `samples`. `skyrl` is the rule of SkyRL's
-`merge_stepwise_output`: a turn joins the one just before it if it continues it. `slime` is slime's own
-`TrajectoryManager`, from the checkout that PYTHONPATH names.
+Each line of a recording is a turn: `prompt` and `response` are token ids, `messages` what the
+program sent, and `answer` the response as a message. `chains` and `turns` are the values of
+`samples`. `skyrl` is the rule of SkyRL's `merge_stepwise_output`: a turn joins the one just before
+it if it continues it. `slime` is slime's own `TrajectoryManager`, from the checkout that PYTHONPATH
+names.
 
-`distinct` counts the nodes of a prefix tree of all prompts and responses; `trained` the tokens of all samples, which
-are what the trainer computes; `own` is the share of the model's tokens that have a loss.
+`distinct` counts the nodes of a prefix tree of all prompts and responses; `trained` the tokens of
+all samples, which are what the trainer computes; `own` is the share of the model's tokens that have
+a loss.
 """
 
 import json
@@ -43,11 +46,14 @@ def _lengths(turns: Conversation) -> list[int]:
 
 
 def as_chains(conversation: Conversation) -> tuple[list[int], int]:
-    """Return the lengths of the samples of `samples: chains`, and how many of the model's tokens they train."""
+    """Return the lengths of the samples of `samples: chains`, and how many of the model's tokens
+    they train."""
     turns: list[Any] = []
     for turn in conversation:
         prompt = SimpleNamespace(token_ids=turn["prompt"], train_inputs=None)
-        turns.append(SimpleNamespace(prompt=prompt, generation=SimpleNamespace(token_ids=turn["response"])))
+        turns.append(
+            SimpleNamespace(prompt=prompt, generation=SimpleNamespace(token_ids=turn["response"]))
+        )
     return _lengths([conversation[chain[-1]] for chain in find_chains(turns)]), _own(conversation)
 
 
@@ -76,7 +82,9 @@ def as_slime(conversation: Conversation) -> tuple[list[int], int]:
     manager = TrajectoryManager()
     for turn in conversation:
         record = TurnRecord(turn["prompt"], turn["response"], "stop")
-        manager.record_turn("one", turn=record, prompt_messages=turn["messages"], response_message=turn["answer"])
+        manager.record_turn(
+            "one", turn=record, prompt_messages=turn["messages"], response_message=turn["answer"]
+        )
     samples = manager.get_trajectory("one", base_sample=Sample())
     trained = sum(sum(sample.loss_mask or ()) for sample in samples)
     return [len(sample.tokens) for sample in samples], trained

@@ -1,10 +1,11 @@
 """CPU cost of encoding one turn, at turns 4, 40 and 400, with three methods back to back.
 
-- re-encode: the whole conversation goes through template and tokenizer (or processor) in every turn;
-- two templates: the conversation is rendered with and without the new messages, and the difference is encoded (a
-  processor has to see both conversations whole);
-- ours: `DeltaEncoder.append` (full history) and `DeltaEncoder.prompt` (window of one past turn); "request" is the JSON
-  of the request that follows `append`.
+- re-encode: the whole conversation goes through template and tokenizer (or processor) in every
+  turn;
+- two templates: the conversation is rendered with and without the new messages, and the difference
+  is encoded (a processor has to see both conversations whole);
+- ours: `DeltaEncoder.append` (full history) and `DeltaEncoder.prompt` (window of one past turn);
+  "request" is the JSON of the request that follows `append`.
 
 Times are CPU time of one thread. Compare ratios: milliseconds depend on the machine.
 
@@ -27,7 +28,9 @@ from tests.fixtures.vision import picture, processor
 
 WORDS = "you see a wall door key ball box red green blue grey step steps left right forward and the of at now"
 WORDS = WORDS.split()
-RESPONSE = "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
+RESPONSE = (
+    "THINK: the key is two steps ahead, so walk on and then turn to the door.\nACTION: go forward"
+)
 SYSTEM = {"role": "system", "content": "You are playing a game. " + " ".join(WORDS * 12)}
 NEXT = 25
 
@@ -55,9 +58,14 @@ class Conversation:
         return [*messages, self.users[turn]]
 
 
-def cpu_ms(work: Callable[[], Any], repeats: int, prepare: Callable[[], Any] = lambda: None) -> float:
-    """Median CPU milliseconds of `work`, without the time of `prepare`, which is called before each."""
-    return 1e3 * statistics.median(timeit.repeat(work, prepare, time.process_time, repeats, number=1))
+def cpu_ms(
+    work: Callable[[], Any], repeats: int, prepare: Callable[[], Any] = lambda: None
+) -> float:
+    """Median CPU milliseconds of `work`, without the time of `prepare`, which is called before
+    each."""
+    return 1e3 * statistics.median(
+        timeit.repeat(work, prepare, time.process_time, repeats, number=1)
+    )
 
 
 def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
@@ -69,7 +77,8 @@ def forget(encoder: DeltaEncoder, user: dict[str, Any]) -> None:
 
 
 def appended_ms(conversation: Conversation, turn: int) -> tuple[float, float]:
-    """Median CPU milliseconds to append a turn, and to write its request, over this turn and the next 24."""
+    """Median CPU milliseconds to append a turn, and to write its request, over this turn and the
+    next 24."""
     encoder = conversation.encoder
     times = []
     prompt = encoder.prompt(conversation.messages(0))
@@ -100,7 +109,9 @@ def rows(conversation: Conversation, turn: int) -> dict[str, float]:
     def encoded(text: str, messages: list[dict[str, Any]]) -> Any:
         if not images:
             return tokenizer(text, add_special_tokens=False)
-        shown = [message["content"][0]["image"] for message in messages if message["role"] == "user"]
+        shown = [
+            message["content"][0]["image"] for message in messages if message["role"] == "user"
+        ]
         return processor()(text=[text], images=shown, return_tensors="pt")
 
     def two_templates() -> None:
@@ -135,14 +146,20 @@ def table(title: str, conversation: Conversation, turns: list[int]) -> None:
         times = [row[way] for row in found]
         lines.append([way, *(f"{ms:.3f}" for ms in times), f"{times[-1] / times[0]:.2f}"])
     for way in ("re-encode", "two templates"):
-        lines.append([f"{way} / ours", *(f"{row[way] / row['ours, full']:.1f}x" for row in found), ""])
+        lines.append(
+            [f"{way} / ours", *(f"{row[way] / row['ours, full']:.1f}x" for row in found), ""]
+        )
     print(f"\n{title}: CPU ms per turn")
     print("\n".join(align(lines, 1)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokenizer", help="folder of a tokenizer with a chat template; default: a tiny ChatML one"
+    )
     parser.add_argument("--turns", type=int, nargs="+", default=[4, 40, 400])
     options = parser.parse_args()
     tokenizer = chatml_tokenizer()

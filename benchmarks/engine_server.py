@@ -1,19 +1,21 @@
 """SGLang's HTTP interface over simulated engines, in a process that `benchmarks.engines` starts.
 
-Time is simulated. Its clock goes to the engines' next event whenever the hosts, the processes that send the requests,
-sleep; while a host computes, the clock advances by the CPU time that the host uses. So a host's cost is its real cost,
-HTTP and JSON on its side included, and a loaded machine slows the run down without changing what it shows. The cost of
-this process and the network's latency do not count.
+Time is simulated. Its clock goes to the engines' next event whenever the hosts, the processes that
+send the requests, sleep; while a host computes, the clock advances by the CPU time that the host
+uses. So a host's cost is its real cost, HTTP and JSON on its side included, and a loaded machine
+slows the run down without changing what it shows. The cost of this process and the network's
+latency do not count.
 
-Several hosts compute at the same time, each on its own core, even if the machine has fewer cores: every host has its
-own clock, which starts at the simulated time at which it woke, and simulated time follows the slowest host that is
-awake. A host that the machine runs ahead of the others may therefore send its requests too early by one time slice of
-the scheduler, a few milliseconds. What this cannot show: cores that share caches, memory bandwidth or a clock
-frequency, and the network between nodes.
+Several hosts compute at the same time, each on its own core, even if the machine has fewer cores:
+every host has its own clock, which starts at the simulated time at which it woke, and simulated
+time follows the slowest host that is awake. A host that the machine runs ahead of the others may
+therefore send its requests too early by one time slice of the scheduler, a few milliseconds. What
+this cannot show: cores that share caches, memory bandwidth or a clock frequency, and the network
+between nodes.
 
-A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt alone, so every loop gets
-responses of the same distribution. As in SGLang, an update aborts those in flight, or retracts them, and raises the
-weight version.
+A response has the form `THINK: <words> ACTION: <action>`. Its length is drawn from the prompt
+alone, so every loop gets responses of the same distribution. As in SGLang, an update aborts those
+in flight, or retracts them, and raises the weight version.
 """
 
 import asyncio
@@ -65,7 +67,8 @@ class Host:
         return True
 
     def advance(self, now: float) -> float | None:
-        """Charge the CPU time since the last call; return the host's own time, or None if it slept."""
+        """Charge the CPU time since the last call; return the host's own time, or None if it
+        slept."""
         cpu = self.cpu_s()
         used, self._cpu = cpu - self._cpu, cpu
         awake = used > 0 or not self.asleep()
@@ -81,15 +84,24 @@ class Host:
 
 
 def draw_length(seed: int, mean: float) -> int:
-    """Draw the tokens of a response, at least 16: log-normal with sigma 0.6, which is assumed for short reasoning."""
+    """Draw the tokens of a response, at least 16: log-normal with sigma 0.6, which is assumed for
+    short reasoning."""
     return max(16, round(random.Random(seed).lognormvariate(math.log(mean) - 0.6**2 / 2, 0.6)))
 
 
 class Server:
     """The engines behind one address, and their clock."""
 
-    def __init__(self, host: Host, engines: int, places: int, answer_tokens: float, vocabulary: Mapping[str, Any]):
-        """Start with idle engines; the engines have no tokenizer, so responses are made of the `vocabulary`."""
+    def __init__(
+        self,
+        host: Host,
+        engines: int,
+        places: int,
+        answer_tokens: float,
+        vocabulary: Mapping[str, Any],
+    ):
+        """Start with idle engines; the engines have no tokenizer, so responses are made of the
+        `vocabulary`."""
         self.timing = Timing(places=places)
         self.engines = [Engine(self.timing) for _ in range(engines)]
         self.answer_tokens = answer_tokens
@@ -121,7 +133,9 @@ class Server:
         body = await request.json()
         prompt = np.asarray(body["input_ids"], dtype=np.int32)
         seed = zlib.crc32(prompt.tobytes())
-        length = min(draw_length(seed, self.answer_tokens), body["sampling_params"]["max_new_tokens"])
+        length = min(
+            draw_length(seed, self.answer_tokens), body["sampling_params"]["max_new_tokens"]
+        )
         work = Request(prompt, length)
         self.recorded.setdefault(seed, (prompt, length))  # an aborted request comes again
         answered = self._answers[work] = asyncio.get_running_loop().create_future()
@@ -148,7 +162,9 @@ class Server:
                 "completion_tokens": len(ids),
                 "cached_tokens": 0,
                 "weight_version": str(self.version),
-                "weight_versions": [{"version": str(version), "end": tokens} for version, tokens in versions],
+                "weight_versions": [
+                    {"version": str(version), "end": tokens} for version, tokens in versions
+                ],
             },
         }
 
@@ -195,13 +211,16 @@ class Server:
         return web.json_response({"now": self.time})
 
     async def saturated(self, request: web.Request) -> web.Response:
-        """Replay the recorded requests with a queue that is never empty; takes no simulated time."""
+        """Replay the recorded requests with a queue that is never empty; takes no simulated
+        time."""
         body = await request.json()
         engines = len(self.engines)
         work = list(self.recorded.values())
         tokens, _ = saturated(self.timing, work)
         updated, _ = saturated(self.timing, work, max(1, body["every"] // engines), body["mode"])
-        return web.json_response({"tokens_per_s": tokens * engines, "updated_tokens_per_s": updated * engines})
+        return web.json_response(
+            {"tokens_per_s": tokens * engines, "updated_tokens_per_s": updated * engines}
+        )
 
     async def keep_time(self) -> None:
         """Advance the clock until a host ends, and finish what is due."""
@@ -228,7 +247,9 @@ class Server:
     async def _hosts_wait(self) -> bool:
         """Tell whether all hosts wait for an event, and all that they sent has been read."""
         arrived = self.arrived
-        for _ in range(12):  # a request on a new connection takes up to ten turns of the loop to be queued
+        for _ in range(
+            12
+        ):  # a request on a new connection takes up to ten turns of the loop to be queued
             await asyncio.sleep(0)
         return arrived == self.arrived and all(host.unchanged() for host in self.hosts)
 

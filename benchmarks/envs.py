@@ -1,11 +1,12 @@
-"""Steps per CPU-second of the environments, with text only and with images, compared with BALROG's wrappers.
+"""Steps per CPU-second of the environments, with text only and with images, compared with BALROG's
+wrappers.
 
     python benchmarks/envs.py [--seconds 2] [--only babyai]
 
-BALROG is measured in the same run if BALROG_PYTHON names an interpreter that can import it and its environments
-(`benchmarks/balrog_speed.py`). Its own settings render every step. "with images" means that ours also renders every
-step. The rows of envs.tools call the same tool as a Python function and on an MCP server. The CPU time of servers is
-not counted.
+BALROG is measured in the same run if BALROG_PYTHON names an interpreter that can import it and its
+environments (`benchmarks/balrog_speed.py`). Its own settings render every step. "with images" means
+that ours also renders every step. The rows of envs.tools call the same tool as a Python function
+and on an MCP server. The CPU time of servers is not counted.
 """
 
 import argparse
@@ -44,9 +45,22 @@ class Row:
     """Command of a server that prints its URL."""
 
 
-_COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "open box", "take all")
+_COMMANDS = (
+    "look",
+    "inventory",
+    "go north",
+    "go south",
+    "go east",
+    "go west",
+    "open box",
+    "take all",
+)
 _ADD = ('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>',)
-_NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
+_NETHACK = {
+    "id": "envs.nethack_text:make",
+    "task_kwarg": "task",
+    "describe": "envs.nethack_text:describe",
+}
 _ASKED = {"data": [{"question": "?"}], "max_steps": 1000}
 _PYTHON_TOOL = {"tools": "tests.envs.tools.toolbox:add", **_ASKED}
 _MCP_COMMAND = [sys.executable, str(Path(sys.path[0]) / "tests" / "fixtures" / "mcp_server.py")]
@@ -72,7 +86,8 @@ ROWS = [
 
 @contextlib.contextmanager
 def served(row: Row) -> Iterator[dict[str, str]]:
-    """Options of the row's environment that name its server, if it has one; the server runs meanwhile."""
+    """Options of the row's environment that name its server, if it has one; the server runs
+    meanwhile."""
     if not row.server:
         yield {}
         return
@@ -85,8 +100,11 @@ def served(row: Row) -> Iterator[dict[str, str]]:
             process.kill()
 
 
-def play(row: Row, seed: int, limit: float, rng: random.Random, options: Mapping[str, Any]) -> tuple[int, float, float]:
-    """Play random legal actions until episode or time is over; returns steps, and CPU seconds of them and of the reset.
+def play(
+    row: Row, seed: int, limit: float, rng: random.Random, options: Mapping[str, Any]
+) -> tuple[int, float, float]:
+    """Play random legal actions until episode or time is over; returns steps, and CPU seconds of
+    them and of the reset.
 
     The clock is read every 50 steps.
     """
@@ -127,7 +145,8 @@ def measure(row: Row, seconds: float, **options: Any) -> tuple[float, float]:
 
 
 def balrog_speed(names: tuple[str, str], seconds: float) -> float | None:
-    """Steps per CPU-second of BALROG's environment with this family and task; None without BALROG_PYTHON."""
+    """Steps per CPU-second of BALROG's environment with this family and task; None without
+    BALROG_PYTHON."""
     if not (python := os.environ.get("BALROG_PYTHON")):
         return None
     command = [python, str(Path(__file__).with_name("balrog_speed.py")), *names, str(seconds)]
@@ -135,9 +154,15 @@ def balrog_speed(names: tuple[str, str], seconds: float) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds per figure (default: %(default)g)")
-    parser.add_argument("--only", default="", help="only rows whose module or task contains this text")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="CPU seconds per figure (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--only", default="", help="only rows whose module or task contains this text"
+    )
     arguments = parser.parse_args()
     seconds = arguments.seconds
     line = "{:<34}{:>14}{:>13}{:>9}{:>9}{:>11}"

@@ -4,10 +4,10 @@
 
 One thread; times are CPU time, the best of several rounds.
 
-- `compute_advantages`, the function that training calls: one sample per turn with values, KL, int32 loss masks and the
-  turn table. A bootstrap sample follows each episode part.
-- What no scan can remove: joining the lists that the function reads (values, KL, masks) and splitting two vectors into
-  the lists that it writes, without any arithmetic.
+- `compute_advantages`, the function that training calls: one sample per turn with values, KL, int32
+  loss masks and the turn table. A bootstrap sample follows each episode part.
+- What no scan can remove: joining the lists that the function reads (values, KL, masks) and
+  splitting two vectors into the lists that it writes, without any arithmetic.
 """
 
 import argparse
@@ -29,7 +29,8 @@ PROMPT = 1400
 
 
 def make_samples(turns: int, tokens: int) -> list[FakeSample]:
-    """Turns in random order, whose episode parts are cut by the batch; lengths are long-tailed, at most 2,048."""
+    """Turns in random order, whose episode parts are cut by the batch; lengths are long-tailed, at
+    most 2,048."""
     generator = torch.Generator().manual_seed(0)
     draw = lambda n: torch.randn(n, generator=generator)
     lengths = torch.empty(turns).log_normal_(0.0, 0.6, generator=generator)
@@ -47,7 +48,8 @@ def make_samples(turns: int, tokens: int) -> list[FakeSample]:
 
 
 def join_and_split(data: dict[str, Any]) -> object:
-    """Join the lists that the hook reads, and split two of the vectors again; no check, no arithmetic."""
+    """Join the lists that the hook reads, and split two of the vectors again; no check, no
+    arithmetic."""
     values, kl, _ = (torch.cat(data[name]) for name in ("values", "kl", "loss_masks"))
     return [torch.unsafe_split_with_sizes(x, data["response_lengths"]) for x in (values, kl)]
 
@@ -58,7 +60,9 @@ def cpu_ms(run: Callable[[], object]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=4000)
     parser.add_argument("--tokens", type=int, default=1_000_000)
     options = parser.parse_args()
@@ -68,8 +72,13 @@ def main() -> None:
     data = rollout_data(make_samples(options.turns, options.tokens))
     print(f"{options.turns} turns, {sum(data['response_lengths'])} tokens, one thread")
     # The hook removes the turn table, so each call gets a fresh mapping.
-    print(f"compute_advantages                      {cpu_ms(lambda: compute_advantages(args, dict(data))):9.2f} ms")
-    print(f"its lists joined and split, no arithmetic {cpu_ms(lambda: join_and_split(data)):7.2f} ms")
+    print(
+        "compute_advantages                      "
+        f"{cpu_ms(lambda: compute_advantages(args, dict(data))):9.2f} ms"
+    )
+    print(
+        f"its lists joined and split, no arithmetic {cpu_ms(lambda: join_and_split(data)):7.2f} ms"
+    )
 
 
 if __name__ == "__main__":

@@ -32,16 +32,19 @@ from tests.fixtures.stand_ins import allow_absent_packages
 
 RULES = Path(__file__).with_name("rules.j2")
 WORDS = (
-    "wall door key ball box red green blue grey step left right forward and the of at now next then see go turn carry "
-    "open room before after because near far behind toward path closed first second again still goal"
+    "wall door key ball box red green blue grey step left right forward and the of at now next "
+    "then see go turn carry open room before after because near far behind toward path closed "
+    "first second again still goal"
 )
 ENDS = (".\nACTION: left", ".\nACTION: right")
 MEAN_EPISODE = 16  # turns of an episode on average
 ANSWER_LIMIT = 7  # a response's tokens are at most so many times the mean
 TRAINING_S = 1 / 45
-"""Seconds of training per turn of 150 tokens and engine: half of what one saturated engine needs to play a turn."""
+"""Seconds of training per turn of 150 tokens and engine: half of what one saturated engine needs to
+play a turn."""
 WARM_TURNS, MEASURED_TURNS = 2, 4
-"""Turns per place before the measuring and during it, at least, for loops that always have turns in flight."""
+"""Turns per place before the measuring and during it, at least, for loops that always have turns in
+flight."""
 BARE_REQUESTS = 2048
 """Requests that a bare client repeats."""
 
@@ -78,12 +81,14 @@ class Case:
 
 
 def episode_length(seed: int) -> int:
-    """Draw the turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64, assumed for short games."""
+    """Draw the turns of an episode: log-normal, `MEAN_EPISODE` on average, at most 64, assumed for
+    short games."""
     return min(64, max(2, round(random.Random(seed).lognormvariate(2.59, 0.6))))
 
 
 def read_vocabulary(checkpoint: Path) -> dict[str, Any]:
-    """Tokenize the parts of which `benchmarks.engine_server` makes responses: pairs of ids and text."""
+    """Tokenize the parts of which `benchmarks.engine_server` makes responses: pairs of ids and
+    text."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
@@ -99,12 +104,19 @@ def read_vocabulary(checkpoint: Path) -> dict[str, Any]:
 
 def make_engines(case: Case, checkpoint: Path) -> SimulatedEngines:
     """Return the engines of a case, which a context starts."""
-    return SimulatedEngines(read_vocabulary(checkpoint), case.engines, case.places, case.answer_tokens)
+    return SimulatedEngines(
+        read_vocabulary(checkpoint), case.engines, case.places, case.answer_tokens
+    )
 
 
 def make_args(case: Case, port: int, checkpoint: Path, **changes: Any) -> Namespace:
-    """Build slime's flags and the YAML's keys for one case: a counting game with long rules and observations."""
-    game = {"length_of": "benchmarks.loops.episode_length", "prompt_template": str(RULES), "show": 1000}
+    """Build slime's flags and the YAML's keys for one case: a counting game with long rules and
+    observations."""
+    game = {
+        "length_of": "benchmarks.loops.episode_length",
+        "prompt_template": str(RULES),
+        "show": 1000,
+    }
     flags = {
         "hf_checkpoint": str(checkpoint),
         "sglang_router_ip": "127.0.0.1",
@@ -159,7 +171,11 @@ OFF = (
 def slime_flags(case: Case) -> dict[str, Any]:
     """Build the flags that slime's loop reads beside ours; batches are counted in episodes."""
     episodes = max(1, round(case.turns / MEAN_EPISODE))
-    begun = {"slime": episodes, "slime-partial": episodes + case.slots, "slime-double": 2 * episodes}
+    begun = {
+        "slime": episodes,
+        "slime-partial": episodes + case.slots,
+        "slime-double": 2 * episodes,
+    }
     return {
         **dict.fromkeys(ABSENT),
         **dict.fromkeys(OFF, False),
@@ -176,7 +192,8 @@ def slime_flags(case: Case) -> dict[str, Any]:
 
 
 class Meter:
-    """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the host's CPU time."""
+    """Adds up what a loop does between `start` and `stop`. Seconds are simulated, except for the
+    host's CPU time."""
 
     def __init__(self, case: Case, engines: SimulatedEngines) -> None:
         self.case = case
@@ -202,7 +219,8 @@ class Meter:
         self._pending += sign * pending
 
     def count(self, samples: Iterable[Sample], rollout_id: int) -> None:
-        """Count a batch's turns. The engine's versions begin with 1, which the batch of rollout 0 is trained on."""
+        """Count a batch's turns. The engine's versions begin with 1, which the batch of rollout 0
+        is trained on."""
         for sample in samples:
             if sample.metadata.get("kind") == "turn":
                 self._tokens += sample.response_length
@@ -235,7 +253,9 @@ Generate = Callable[[Namespace, int, EpisodeSource], Any]
 class Trainer:
     """Calls a rollout function as slime's scripts do; training takes simulated time."""
 
-    def __init__(self, case: Case, engines: SimulatedEngines, args: Namespace, generate: Generate) -> None:
+    def __init__(
+        self, case: Case, engines: SimulatedEngines, args: Namespace, generate: Generate
+    ) -> None:
         self.case = case
         self.engines = engines
         self.args = args
@@ -278,7 +298,8 @@ class Trainer:
                     self.engines.update()
 
     def _measure(self, rollout_id: int, output: Any) -> None:
-        """Measure from the end of one batch to the end of another, with one update of the weights per batch."""
+        """Measure from the end of one batch to the end of another, with one update of the weights
+        per batch."""
         pending = output.metrics["rollout/turns_pending"]
         if rollout_id > self.case.warm:
             self._count(rollout_id, output)
@@ -314,7 +335,8 @@ class Loop:
 
     label: str
     collect: fixed_turn.Collect | None = None
-    """None: slime's own `generate_rollout`, with `rollout.generate.generate` playing the episodes."""
+    """None: slime's own `generate_rollout`, with `rollout.generate.generate` playing the
+    episodes."""
     order: Callable[[Trainer], None] = Trainer.one_after_the_other
     keys: Mapping[str, Any] | None = None
     whole_slots: bool = False
@@ -324,15 +346,21 @@ class Loop:
 LOOPS = {
     "lock-step": Loop("as Verlog", lock_step, whole_slots=True),
     "fixed": Loop("fixed-turn", fixed_turn.collect),
-    "per-env": Loop("fixed-turn, per_env", fixed_turn.collect, keys={"turn_quota": "per_env"}, whole_slots=True),
-    "continuous": Loop("continuous, train.py", continuous.collect, Trainer.overlapping, {"max_staleness": 1}),
+    "per-env": Loop(
+        "fixed-turn, per_env", fixed_turn.collect, keys={"turn_quota": "per_env"}, whole_slots=True
+    ),
+    "continuous": Loop(
+        "continuous, train.py", continuous.collect, Trainer.overlapping, {"max_staleness": 1}
+    ),
     "continue": Loop(
         "continuous, train.py, continue",
         continuous.collect,
         Trainer.overlapping,
         {"max_staleness": 2, "on_update": "continue"},
     ),
-    "continuous-async": Loop("continuous, train_async.py", continuous.collect, Trainer.ahead, {"max_staleness": 2}),
+    "continuous-async": Loop(
+        "continuous, train_async.py", continuous.collect, Trainer.ahead, {"max_staleness": 2}
+    ),
     "slime": Loop("slime, default"),
     "slime-partial": Loop("slime, partial rollout, over-sampling by the places"),
     "slime-double": Loop("slime, partial rollout, over-sampling by 2"),
@@ -354,7 +382,9 @@ def slimes_own(args: Namespace) -> Generate:
 
 def our_own(collect: fixed_turn.Collect) -> Generate:
     """Return the rollout function that collects batches in this way."""
-    return lambda args, rollout_id, source: run(fixed_turn.collect_or_draw(args, rollout_id, source, collect))
+    return lambda args, rollout_id, source: run(
+        fixed_turn.collect_or_draw(args, rollout_id, source, collect)
+    )
 
 
 def run_case(case: Case, checkpoint: Path) -> dict[str, Any]:
@@ -366,9 +396,14 @@ def run_case(case: Case, checkpoint: Path) -> dict[str, Any]:
     if loop.whole_slots:
         case = replace(case, turns=max(1, round(case.turns / case.slots)) * case.slots)
     if loop.order is not Trainer.one_after_the_other:
-        # Turns are in flight when the measuring begins and ends, so with few turns per place they would distort it.
+        # Turns are in flight when the measuring begins and ends, so with few turns per place they
+        # would distort it.
         least = lambda turns: math.ceil(turns * case.slots / case.turns)
-        case = replace(case, warm=max(case.warm, least(WARM_TURNS)), batches=max(case.batches, least(MEASURED_TURNS)))
+        case = replace(
+            case,
+            warm=max(case.warm, least(WARM_TURNS)),
+            batches=max(case.batches, least(MEASURED_TURNS)),
+        )
     bodies: deque[bytes] = deque(maxlen=BARE_REQUESTS)
 
     def kept_body(*arguments: Any) -> bytes:

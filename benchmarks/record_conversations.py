@@ -1,4 +1,5 @@
-"""Records one conversation of each program, with a script in the model's place; see `benchmarks/conversations.py`.
+"""Records one conversation of each program, with a script in the model's place; see
+`benchmarks/conversations.py`.
 
 The programs run without the sandbox, because the script's commands are harmless.
 """
@@ -38,7 +39,9 @@ RIGHT = "prices:"
 
 def call(name: str, **arguments: Any) -> str:
     """A call in the form of Qwen3.5's template."""
-    parameters = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    parameters = "".join(
+        f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
+    )
     return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
 
 
@@ -55,20 +58,36 @@ def claude(path: str) -> list[str]:
     edit = call("Edit", file_path=path, old_string=WRONG, new_string=RIGHT)
     calls = [call("Write", file_path=path, content=CODE), call("Read", file_path=path), edit]
     calls.append(call("Read", file_path=path, offset=2, limit=3))
-    return [*calls, *(call("Bash", command=command, description="Check") for command in _checks(path))]
+    return [
+        *calls,
+        *(call("Bash", command=command, description="Check") for command in _checks(path)),
+    ]
 
 
 def qwen(path: str) -> list[str]:
     """Qwen Code's own tools."""
     edit = call("edit", file_path=path, old_string=WRONG, new_string=RIGHT)
-    calls = [call("write_file", file_path=path, content=CODE), call("read_file", file_path=path), edit]
+    calls = [
+        call("write_file", file_path=path, content=CODE),
+        call("read_file", file_path=path),
+        edit,
+    ]
     calls.append(call("grep_search", pattern="price", path=str(Path(path).parent)))
-    return [*calls, *(call("run_shell_command", command=command, is_background="false") for command in _checks(path))]
+    return [
+        *calls,
+        *(
+            call("run_shell_command", command=command, is_background="false")
+            for command in _checks(path)
+        ),
+    ]
 
 
 def _checks(path: str) -> list[str]:
     name = Path(path).stem
-    return [f"cd {Path(path).parent} && python3 -c 'import {name}; print({name}.total([1, 2]))'", f"wc -l {path}"]
+    return [
+        f"cd {Path(path).parent} && python3 -c 'import {name}; print({name}.total([1, 2]))'",
+        f"wc -l {path}",
+    ]
 
 
 CALLS = {"codex": codex, "claude": claude, "qwen": qwen}
@@ -85,7 +104,9 @@ class Engine(ScriptedEngine):
 
     def answer(self, *given: Any, **named: Any) -> dict[str, Any]:
         answer = super().answer(*given, **named)
-        self.responses.append([token for _, token, _ in answer["meta_info"]["output_token_logprobs"]])
+        self.responses.append(
+            [token for _, token, _ in answer["meta_info"]["output_token_logprobs"]]
+        )
         return answer
 
     def _respond(self, body: dict[str, Any], number: int) -> str:
@@ -101,7 +122,9 @@ class Engine(ScriptedEngine):
             return "All tests pass.\n</think>\n\nDone."
         step = (self._turns - 1) % 6
         said = "I correct the loop.\n\n" if step == 2 else ""
-        return f"Step {self._turns}: the next thing to do is clear.\n</think>\n\n{said}{calls[step]}"
+        return (
+            f"Step {self._turns}: the next thing to do is clear.\n</think>\n\n{said}{calls[step]}"
+        )
 
 
 class Sent(Continued):
@@ -121,7 +144,11 @@ class Sent(Continued):
 
 def _plain(message: Message) -> Message:
     """A message without the ids of its calls, which slime's adapters drop too."""
-    kept = {name: message[name] for name in ("role", "content", "reasoning_content") if message.get(name)}
+    kept = {
+        name: message[name]
+        for name in ("role", "content", "reasoning_content")
+        if message.get(name)
+    }
     if message.get("tool_calls"):
         kept["tool_calls"] = [dict(call["function"]) for call in message["tool_calls"]]
     return kept
@@ -136,26 +163,38 @@ def keys_of(program: str) -> dict[str, Any]:
     if found is None:
         raise SystemExit(f"{program} is not on PATH; docs/agents.md names its npm package")
     words = [found, *(word.replace("{prompt}", TASK) for word in RECIPES[program]["command"][1:])]
-    variables = {**RECIPES[program].get("variables", {}), "IS_SANDBOX": "1"}  # lets Claude Code run as root
+    variables = {
+        **RECIPES[program].get("variables", {}),
+        "IS_SANDBOX": "1",
+    }  # lets Claude Code run as root
     limits = {"max_steps": 200, "time_limit_s": 3000.0, "pass_env": ["PATH"]}
     keys = {**RECIPES[program], "command": words, "variables": variables, **limits}
     return {"rollout_interaction_env_path": "envs.agent", "tasks": ["any"], "env": keys}
 
 
 async def record(program: str, folder: Path, **more: Any) -> list[dict[str, Any]]:
-    """Play one episode and return its turns; prints the lengths of its samples, and what the run counted."""
+    """Play one episode and return its turns; prints the lengths of its samples, and what the run
+    counted."""
     tokenizer = family(FAMILY)
     tokenizer.save_pretrained(folder / "checkpoint")
     Sent.sent = []
     Sent.answers = []
     times = {"env_step_timeout_s": 4000.0, "env_reset_timeout_s": 4000.0}
     async with Engine(tokenizer, program) as engine:
-        keys = {**keys_of(program), "hf_checkpoint": str(folder / "checkpoint"), **LIMITS, **times, **more}
+        keys = {
+            **keys_of(program),
+            "hf_checkpoint": str(folder / "checkpoint"),
+            **LIMITS,
+            **times,
+            **more,
+        }
         args = rollout_args(folder, engine.port, **keys)
         sample = EpisodeSource(args).get_samples(1)[0][0]
         try:
             with patch("envs.agent.Continued", Sent):
-                samples = flatten([await generate(args, sample, RolloutFlags.read(args).sampling_params())])
+                samples = flatten(
+                    [await generate(args, sample, RolloutFlags.read(args).sampling_params())]
+                )
             counters = dict((await get_runtime(args)).counters)
         finally:
             await close_runtimes()
@@ -168,7 +207,9 @@ async def record(program: str, folder: Path, **more: Any) -> list[dict[str, Any]
     prompts = [body["input_ids"] for body in engine.requests]
     if program == "babyai":
         Sent.sent = [_messages(tokenizer, prompt)[:-1] for prompt in prompts]
-        whole = (prompt + response for prompt, response in zip(prompts, engine.responses, strict=True))
+        whole = (
+            prompt + response for prompt, response in zip(prompts, engine.responses, strict=True)
+        )
         Sent.answers = [_messages(tokenizer, tokens)[-1] for tokens in whole]
     columns = prompts, engine.responses, Sent.sent[: len(prompts)], Sent.answers
     names = "prompt", "response", "messages", "answer"
@@ -178,7 +219,9 @@ async def record(program: str, folder: Path, **more: Any) -> list[dict[str, Any]
 def _messages(tokenizer: Any, tokens: Sequence[int]) -> list[Message]:
     """The messages of a game's prompt, from its text."""
     parts = tokenizer.decode(tokens).split("<|im_start|>")[1:]
-    return [dict(zip(("role", "content"), part.strip().split("\n", 1), strict=False)) for part in parts]
+    return [
+        dict(zip(("role", "content"), part.strip().split("\n", 1), strict=False)) for part in parts
+    ]
 
 
 def main() -> None:

@@ -1,15 +1,17 @@
-"""The timing of an SGLang engine as a discrete-event model: places, prefill, decode and a prefix cache.
+"""The timing of an SGLang engine as a discrete-event model: places, prefill, decode and a prefix
+cache.
 
-The numbers are a roofline of Qwen2.5-7B in bf16 on one H100 SXM, from NVIDIA's data sheet (3.35 TB/s, 989 TFLOP/s) and
-the model's `config.json` (7.6e9 parameters, 28 layers, 4 key-value heads of 128):
+The numbers are a roofline of Qwen2.5-7B in bf16 on one H100 SXM, from NVIDIA's data sheet (3.35
+TB/s, 989 TFLOP/s) and the model's `config.json` (7.6e9 parameters, 28 layers, 4 key-value heads of
+128):
 
-- one decode step reads the weights (15.2 GB: 4.5 ms) and the cached keys and values of all running requests (57 KB per
-  token: 17 ns), and takes 3 ms of scheduling and launches;
+- one decode step reads the weights (15.2 GB: 4.5 ms) and the cached keys and values of all running
+  requests (57 KB per token: 17 ns), and takes 3 ms of scheduling and launches;
 - prefill computes 15.2 GFLOP per token at half of the peak: 31 us;
 - the prefix cache holds what 50 GB hold: 870,000 tokens.
 
-The 3 ms and the share of the peak are assumptions. As in SGLang's default scheduler, waiting requests are prefilled
-before running ones go on. Loading weights takes no time.
+The 3 ms and the share of the peak are assumptions. As in SGLang's default scheduler, waiting
+requests are prefilled before running ones go on. Loading weights takes no time.
 """
 
 import math
@@ -34,7 +36,8 @@ class Timing:
     prefill_s: float = 3e-3
     prefill_token_s: float = 31e-6
     prefill_tokens: int = 8192
-    """Most new tokens in one prefill (`--chunked-prefill-size`); a longer prompt is prefilled alone."""
+    """Most new tokens in one prefill (`--chunked-prefill-size`); a longer prompt is prefilled
+    alone."""
     cache_tokens: int = 870_000
 
 
@@ -59,7 +62,8 @@ class PrefixCache:
         self._most = tokens // BLOCK
 
     def take(self, ids: np.ndarray) -> int:
-        """Count the tokens at the beginning of `ids` that are held already, and hold all of them."""
+        """Count the tokens at the beginning of `ids` that are held already, and hold all of
+        them."""
         held = 0
         hit = True
         key = 0
@@ -79,7 +83,8 @@ class PrefixCache:
 
 @dataclass
 class Engine:
-    """One engine. `submit` and `abort` say when something happens; `advance` goes to `next_event` and no further."""
+    """One engine. `submit` and `abort` say when something happens; `advance` goes to `next_event`
+    and no further."""
 
     timing: Timing = field(default_factory=Timing)
     waiting: deque[Request] = field(default_factory=deque)
@@ -101,7 +106,8 @@ class Engine:
         return len(self.waiting) + len(self.running)
 
     def submit(self, request: Request, now: float) -> None:
-        """Queue a request. A decode run that is under way ends with its current step if a place is free."""
+        """Queue a request. A decode run that is under way ends with its current step if a place is
+        free."""
         self.waiting.append(request)
         if self.next_event == math.inf:
             self._schedule(now)
@@ -175,10 +181,12 @@ class Engine:
 def saturated(
     timing: Timing, work: Sequence[tuple[np.ndarray, int]], every: int = 0, mode: str = "abort"
 ) -> tuple[float, float]:
-    """Compute tokens and responses per second of one engine whose queue is never empty, over these (prompt, length).
+    """Compute tokens and responses per second of one engine whose queue is never empty, over these
+    (prompt, length).
 
-    New weights come after `every` responses (0: never). The cache is empty then, and running requests start again
-    (`abort`) or go on once prompt and response so far are computed again (`retract`).
+    New weights come after `every` responses (0: never). The cache is empty then, and running
+    requests start again (`abort`) or go on once prompt and response so far are computed again
+    (`retract`).
     """
     engine = Engine(timing)
     todo = iter(work)

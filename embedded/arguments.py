@@ -1,4 +1,5 @@
-"""slime's flags for a run on this machine, as a checked model, and the `args` namespace that slime's hooks expect."""
+"""slime's flags for a run on this machine, as a checked model, and the `args` namespace that
+slime's hooks expect."""
 
 import os
 import re
@@ -32,21 +33,24 @@ class OptimizerFlags(Settings):
 
 
 class EmbeddedFlags(OptimizerFlags):
-    """Every flag of slime that the embedded run reads; batch sizes and learning rates suit a million weights."""
+    """Every flag of slime that the embedded run reads; batch sizes and learning rates suit a
+    million weights."""
 
     hf_checkpoint: str
-    """Hugging Face folder: tokenizer, initial policy and, unless set otherwise, critic and reference."""
+    """Hugging Face folder: tokenizer, initial policy and, unless set otherwise, critic and
+    reference."""
     ref_load: str | None = None
     """Folder of the frozen reference policy; default: `hf_checkpoint`."""
     critic_load: str | None = None
-    """What the critic starts from: a Hugging Face folder, or the `save` folder of another run, such as one of value
-    pretraining, whose value head is then loaded too. Default: `hf_checkpoint`."""
+    """What the critic starts from: a Hugging Face folder, or the `save` folder of another run, such
+    as one of value pretraining, whose value head is then loaded too. Default: `hf_checkpoint`."""
     save: str | None = None
     """Folder for checkpoints; default: no checkpoints."""
     load: str | None = None
     """Folder whose latest checkpoint is resumed."""
     save_interval: int | None = Field(default=None, ge=1)
-    """Updates between two checkpoints; with it, updates before an evaluation are saved too, and the last always is."""
+    """Updates between two checkpoints; with it, updates before an evaluation are saved too, and the
+    last always is."""
 
     rollout_function_path: str = "rollout.fixed_turn.generate_rollout"
     """Import path of the function that plays a batch."""
@@ -99,9 +103,11 @@ class EmbeddedFlags(OptimizerFlags):
     kl_coef: float = Field(default=0.001, ge=0)
     """Weight of KL(policy | reference) in the token rewards."""
     kl_loss_type: Literal["k1", "k2", "k3", "low_var_kl"] = "k1"
-    """Estimator of the KL, in the rewards or the loss. k1 is refused in a loss: its gradient ignores the reference."""
+    """Estimator of the KL, in the rewards or the loss. k1 is refused in a loss: its gradient
+    ignores the reference."""
     use_kl_loss: bool = False
-    """Add the KL to the loss. Needs `kl_coef` 0, a `kl_loss_coef` and another `kl_loss_type` than k1."""
+    """Add the KL to the loss. Needs `kl_coef` 0, a `kl_loss_coef` and another `kl_loss_type` than
+    k1."""
     kl_loss_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL in the loss."""
     eps_clip: float = Field(default=0.2, gt=0)
@@ -109,7 +115,8 @@ class EmbeddedFlags(OptimizerFlags):
     eps_clip_high: float | None = Field(default=None, gt=0)
     """The ratio stays below 1 + eps_clip_high; default: `eps_clip`."""
     eps_clip_c: float | None = Field(default=3.0, gt=1)
-    """Dual clip: bound on the loss of negative advantages, in multiples of the advantage; None: no bound."""
+    """Dual clip: bound on the loss of negative advantages, in multiples of the advantage; None: no
+    bound."""
     value_clip: float = Field(default=0.5, gt=0)
     """How far one update may move a value before its loss is clipped."""
     entropy_coef: float = Field(default=0.001, ge=0)
@@ -121,10 +128,12 @@ class EmbeddedFlags(OptimizerFlags):
     use_dynamic_batch_size: bool = True
     """Micro-batches are filled by tokens; the only mode of the embedded trainer."""
     bf16: bool = False
-    """Multiply in bfloat16, in the engine, in training and in imitation; weights, sums and optimizer stay float32.
-    Several times faster for models of a hundred million weights on CPUs with AMX; slower on CPUs without."""
+    """Multiply in bfloat16, in the engine, in training and in imitation; weights, sums and
+    optimizer stay float32. Several times faster for models of a hundred million weights on CPUs
+    with AMX; slower on CPUs without."""
     max_tokens_per_gpu: int = Field(default=8192, ge=1)
-    """Most tokens in one micro-batch, padding included. What several turns of it begin with is computed once."""
+    """Most tokens in one micro-batch, padding included. What several turns of it begin with is
+    computed once."""
 
     sglang_router_ip: str = "127.0.0.1"
     """Address of the engine; set when it starts."""
@@ -140,9 +149,15 @@ class EmbeddedFlags(OptimizerFlags):
         turns = self.rollout_function_path == "embedded.whole_episodes.generate_turns"
         if turns and self.lr_decay_style != "constant":
             planned = f"lr_decay_style {self.lr_decay_style} is planned in episodes, but {self.rollout_function_path}"
-            raise ConfigError(f"{planned} takes steps in turns, so lr would be 0 early; set lr_decay_style to constant")
+            raise ConfigError(
+                f"{planned} takes steps in turns, so lr would be 0 early; set lr_decay_style to "
+                "constant"
+            )
         if self.kl_coef and self.use_kl_loss:
-            raise ConfigError(f"kl_coef {self.kl_coef} and use_kl_loss charge the same KL twice; set one of them to 0")
+            raise ConfigError(
+                f"kl_coef {self.kl_coef} and use_kl_loss charge the same KL twice; set one of them "
+                "to 0"
+            )
         check_kl(advantage_flags(self))
         return self
 
@@ -158,21 +173,27 @@ WITHOUT_CRITIC: Mapping[str, Any] = {
     "kl_coef": 0.0,
     "normalize_advantages": False,
 }
-"""Flags that `group_estimator` in the YAML sets, unless they are given: four whole episodes from each of four starts
-per update, and four episodes per optimizer step."""
+"""Flags that `group_estimator` in the YAML sets, unless they are given: four whole episodes from
+each of four starts per update, and four episodes per optimizer step."""
 
 
 def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
-    """Build slime's `args` from the YAML's keys and flags; raises ConfigError if one is rejected."""
+    """Build slime's `args` from the YAML's keys and flags; raises ConfigError if one is
+    rejected."""
     return build_args(read_keys(config_path), custom_config_path=str(config_path), **overrides)
 
 
 def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
-    """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a wrong flag."""
+    """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a
+    wrong flag."""
     group_estimator = keys.get("group_estimator")
     given = read_settings(EmbeddedFlags, {**(WITHOUT_CRITIC if group_estimator else {}), **flags})
     check_estimator(advantage_flags(given), group_estimator)
-    machine = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1, "use_critic": given.advantage_estimator == "ppo"}
+    machine = {
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": 1,
+        "use_critic": given.advantage_estimator == "ppo",
+    }
     return Namespace(**given.model_dump(), **machine, **keys)
 
 
@@ -184,10 +205,15 @@ def read_keys(config_path: str | Path) -> dict[str, Any]:
 
 
 def check_run_keys(keys: Mapping[str, Any]) -> RolloutSettings:
-    """Check the YAML's keys as `check_keys`; the error about a flag of slime's says how a run here is given it."""
+    """Check the YAML's keys as `check_keys`; the error about a flag of slime's says how a run here
+    is given it."""
     for key in CORE_FLAGS & keys.keys():
         known = key in EmbeddedFlags.model_fields
-        how = f"give --set-flag {key}=VALUE, or in a study flags: {{{key}: VALUE}}" if known else "leave it out"
+        how = (
+            f"give --set-flag {key}=VALUE, or in a study flags: {{{key}: VALUE}}"
+            if known
+            else "leave it out"
+        )
         raise ConfigError(f"'{key}' is one of slime's own flags and no key of the YAML; {how}")
     return check_keys(keys)
 
@@ -208,7 +234,9 @@ def with_absolute_files(value: Any) -> Any:
 
 def embedded_flags(args: Namespace) -> EmbeddedFlags:
     """Read the typed flags in slime's `args`; raises ConfigError if one is missing or wrong."""
-    return read_settings(EmbeddedFlags, {k: v for k, v in vars(args).items() if k in EmbeddedFlags.model_fields})
+    return read_settings(
+        EmbeddedFlags, {k: v for k, v in vars(args).items() if k in EmbeddedFlags.model_fields}
+    )
 
 
 def cores() -> int:

@@ -1,7 +1,8 @@
-"""Value pretraining before PPO on one machine: the same policy collects turns, frozen, and PPO starts from its critic.
+"""Value pretraining before PPO on one machine: the same policy collects turns, frozen, and PPO
+starts from its critic.
 
-On a cluster these are two jobs (`scripts/run_value_pretraining.sh`). Here, `value_pretraining.batches` in the YAML asks
-for both.
+On a cluster these are two jobs (`scripts/run_value_pretraining.sh`). Here,
+`value_pretraining.batches` in the YAML asks for both.
 """
 
 from argparse import Namespace
@@ -27,15 +28,24 @@ class Stage:
     flags: Mapping[str, Any]
 
 
-def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -> tuple[Stage | None, Stage]:
-    """Split a run into the pretraining that the YAML asks for, if any, which saves its critic in `folder`, and PPO.
+def split_run(
+    keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path
+) -> tuple[Stage | None, Stage]:
+    """Split a run into the pretraining that the YAML asks for, if any, which saves its critic in
+    `folder`, and PPO.
 
     The pretraining plays one held-out episode, because its policy does not change.
     """
-    batches = read_settings(ValuePretrainingSettings, keys.get("value_pretraining"), "value_pretraining.").batches
+    batches = read_settings(
+        ValuePretrainingSettings, keys.get("value_pretraining"), "value_pretraining."
+    ).batches
     if not batches:
         return None, Stage(keys, flags)
-    kept = {key: value for key, value in keys.items() if key not in ("value_pretraining", "critic_warmup")}
+    kept = {
+        key: value
+        for key, value in keys.items()
+        if key not in ("value_pretraining", "critic_warmup")
+    }
     asked = keys["value_pretraining"]
     once = set_key({**kept, "value_pretraining": asked}, "eval.episodes", 1)
     if _LIMIT in asked:  # PPO compares the critic's score with it again
@@ -52,7 +62,8 @@ def split_run(keys: Mapping[str, Any], flags: Mapping[str, Any], folder: Path) -
 
 
 def check_stages(stages: Iterable[Stage | None]) -> Namespace:
-    """Try the settings and tasks of each stage, and return slime's `args` of the last; raises ConfigError."""
+    """Try the settings and tasks of each stage, and return slime's `args` of the last; raises
+    ConfigError."""
     from embedded.arguments import build_args
     from rollout.data_source import EpisodeSource
 
@@ -64,10 +75,11 @@ def check_stages(stages: Iterable[Stage | None]) -> Namespace:
 
 
 def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
-    """Run the pretraining, unless its critic is there already; returns the turns that were collected for it.
+    """Run the pretraining, unless its critic is there already; returns the turns that were
+    collected for it.
 
-    `flags` are those that both runs share, among them the policy; the stage's flags win. Raises PretrainingError if the
-    critic explains nothing of the held-out returns.
+    `flags` are those that both runs share, among them the policy; the stage's flags win. Raises
+    PretrainingError if the critic explains nothing of the held-out returns.
     """
     from embedded.arguments import make_args
     from embedded.run.record import MetricsLog, read_rows
@@ -79,7 +91,9 @@ def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
     if not is_checkpoint(folder):
         folder.mkdir(parents=True, exist_ok=True)
         rows.unlink(missing_ok=True)
-        (folder / "config.yaml").write_text(yaml.safe_dump(dict(stage.keys), sort_keys=False), encoding="utf-8")
+        (folder / "config.yaml").write_text(
+            yaml.safe_dump(dict(stage.keys), sort_keys=False), encoding="utf-8"
+        )
         train(make_args(folder / "config.yaml", **{**flags, **stage.flags}), MetricsLog(rows))
     last = [row for row in read_rows(rows) if "critic/held_out_explained_variance" in row][-1]
     explained, passes = last["critic/held_out_explained_variance"], last["critic/passes"]

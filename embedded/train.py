@@ -1,6 +1,8 @@
-"""The training loop: slime's order of calls, through the same hooks, with the engine in a process beside this one.
+"""The training loop: slime's order of calls, through the same hooks, with the engine in a process
+beside this one.
 
-The rollout's event loop runs in a thread here, so continuous batches are played while the trainer works.
+The rollout's event loop runs in a thread here, so continuous batches are played while the trainer
+works.
 """
 
 import time
@@ -38,30 +40,43 @@ class Tracker(Protocol):
     def evaluation(self, rollout_id: int, result: Any, weights: Weights) -> object:
         """Record an evaluation; called after each. `rollout_id` updates came before it.
 
-        `weights` are the evaluated policy's under Hugging Face names; the next update changes them in place.
+        `weights` are the evaluated policy's under Hugging Face names; the next update changes them
+        in place.
         """
 
 
-def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), record: Record = None) -> None:
-    """Evaluate, train `num_rollout` updates and evaluate again; `eval_interval` adds evaluations in between.
+def train(
+    args: Namespace, tracker: Tracker, evaluated: Container[int] = (), record: Record = None
+) -> None:
+    """Evaluate, train `num_rollout` updates and evaluate again; `eval_interval` adds evaluations in
+    between.
 
-    A run that is killed continues with `load` where its last checkpoint was saved, and repeats what came after it.
+    A run that is killed continues with `load` where its last checkpoint was saved, and repeats what
+    came after it.
 
     Args:
-        args: slime's, as `make_args` builds it. The engine's address and the first update are set on it, as slime does.
+        args: slime's, as `make_args` builds it. The engine's address and the first update are set
+            on it, as slime does.
         evaluated: numbers of updates after which a resumed run has been evaluated already.
         record: receives each batch with the trainer's numbers.
 
-    Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout function raises.
+    Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout
+    function raises.
     """
     flags, on_update = embedded_flags(args), advantage_settings(args).on_update
     generate = _hook(flags, "rollout_function_path")
     evaluate = _hook(flags, "eval_function_path") if flags.eval_function_path else generate
     source_class = _hook(flags, "data_source_path")
     convert = _hook(flags, "custom_convert_samples_to_train_data_path")
-    with EngineProcess(_engine_options(flags, load_settings(args).n_env)) as engine, ExitStack() as at_end:
+    with (
+        EngineProcess(_engine_options(flags, load_settings(args).n_env)) as engine,
+        ExitStack() as at_end,
+    ):
         at_end.callback(lambda: run(close_runtimes()))
-        source, trainer = source_class(args), PpoTrainer(args)  # the engine loads its model meanwhile
+        source, trainer = (
+            source_class(args),
+            PpoTrainer(args),
+        )  # the engine loads its model meanwhile
         args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
         if flags.load:
             args.start_rollout_id = trainer.load(flags.load) + 1
@@ -79,7 +94,9 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
 
         evaluate_if_due(args.start_rollout_id)
         left = range(args.start_rollout_id, flags.num_rollout)
-        for rollout_id in tqdm(left, desc="training", unit="update", dynamic_ncols=True, disable=None):
+        for rollout_id in tqdm(
+            left, desc="training", unit="update", dynamic_ncols=True, disable=None
+        ):
             began = _clocks(engine)
             output = generate(args, rollout_id, source)
             played = time.perf_counter()
@@ -89,9 +106,12 @@ def train(args: Namespace, tracker: Tracker, evaluated: Container[int] = (), rec
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
             if record is not None and trainer.trained is not None:
                 record.add(rollout_id, output.samples, *trainer.trained)
-            # A checkpoint before each evaluation, so that a resumed run keeps it and the policy that it found best.
+            # A checkpoint before each evaluation, so that a resumed run keeps it and the policy
+            # that it found best.
             is_due = _due(flags.save_interval, rollout_id)
-            is_before_evaluation = flags.save_interval is not None and evaluates_after(rollout_id + 1)
+            is_before_evaluation = flags.save_interval is not None and evaluates_after(
+                rollout_id + 1
+            )
             is_last = rollout_id + 1 == flags.num_rollout
             if flags.save and (is_due or is_before_evaluation or is_last):
                 _save(flags.save, rollout_id, source, trainer)

@@ -1,4 +1,5 @@
-"""A run in its folder: imitation, value pretraining and PPO, and what is kept when it is interrupted."""
+"""A run in its folder: imitation, value pretraining and PPO, and what is kept when it is
+interrupted."""
 
 import os
 import platform
@@ -30,7 +31,14 @@ from embedded.arguments import (
 from embedded.engine.decoder import write_policy
 from embedded.pretraining import check_stages, pretrain_critic, split_run
 from embedded.run.alarms import warnings_of, warnings_of_plan
-from embedded.run.folder import CHECKPOINTS, TRAINING, rewind, saved_updates, write_about, write_text
+from embedded.run.folder import (
+    CHECKPOINTS,
+    TRAINING,
+    rewind,
+    saved_updates,
+    write_about,
+    write_text,
+)
 from embedded.run.record import TrainingRecord
 from embedded.run.report import RunReport
 from embedded.train import train
@@ -48,7 +56,11 @@ class TrainingRun:
     """A run that starts, or continues from its latest checkpoint, in a folder that is its own."""
 
     def __init__(
-        self, folder: Path, start: WarmStart | Path, keys: Mapping[str, Any], flags: Mapping[str, Any]
+        self,
+        folder: Path,
+        start: WarmStart | Path,
+        keys: Mapping[str, Any],
+        flags: Mapping[str, Any],
     ) -> None:
         reserved = {
             "save": f"checkpoints are in {folder / CHECKPOINTS}, and --resume reads them",
@@ -65,13 +77,16 @@ class TrainingRun:
         self.pretraining, self.ppo = split_run(keys, {**paths, **flags}, folder / "critic")
 
     def check(self) -> RolloutSettings:
-        """Try all that can fail early and return PPO's settings, or raise the first error; writes nothing."""
+        """Try all that can fail early and return PPO's settings, or raise the first error; writes
+        nothing."""
         settings = check_run_keys(self.ppo.keys)
         check_stages((self.pretraining, self.ppo))
         try_each_task(settings)
         return settings
 
-    def until_interrupted(self, settings: RolloutSettings, about: Mapping[str, Any]) -> dict[str, Any]:
+    def until_interrupted(
+        self, settings: RolloutSettings, about: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Train to the end; on Ctrl-C, keep the last update's policy and what was evaluated."""
         about = {**about, **_machine()}
         report = RunReport(self.folder, about, self.policy)
@@ -89,9 +104,15 @@ class TrainingRun:
                 report.write(interrupted_after=updates)
             finally:
                 signal.signal(signal.SIGINT, handler)
-            kept = f"policy_after/ is the policy after {updates} updates" if updates else "no update was made"
+            kept = (
+                f"policy_after/ is the policy after {updates} updates"
+                if updates
+                else "no update was made"
+            )
             continues = f"the same command with --resume continues the run in {self.folder}/"
-            raise KeyboardInterrupt(f"interrupted after {updates} updates; {kept}, and {continues}") from None
+            raise KeyboardInterrupt(
+                f"interrupted after {updates} updates; {kept}, and {continues}"
+            ) from None
         except Exception as error:
             with suppress(OSError):  # the disk may be full
                 write_about(self.folder, {**about, "stopped": str(error) or type(error).__name__})
@@ -119,15 +140,21 @@ class TrainingRun:
         for sentence in warnings:
             print(f"warning: {sentence}", flush=True)
         # By the names that `slime-verlog evaluate` has for them.
-        limits = {"max_response_len": flags.rollout_max_response_len, "max_context_len": flags.rollout_max_context_len}
+        limits = {
+            "max_response_len": flags.rollout_max_response_len,
+            "max_context_len": flags.rollout_max_context_len,
+        }
         report.about = {**report.about, "lengths": limits, "warnings": warnings}
         rewind(self.folder / TRAINING, resumed)
         tokenizer = AutoTokenizer.from_pretrained(self.policy)
-        record = TrainingRecord(self.folder / TRAINING, tokenizer, advantage_settings(args), flags.kl_coef)
+        record = TrainingRecord(
+            self.folder / TRAINING, tokenizer, advantage_settings(args), flags.kl_coef
+        )
         train(args, report, report.evaluations.keys(), record)
 
     def _imitate(self, settings: RolloutSettings, warm: WarmStart) -> dict[str, int]:
-        """Make the policy that PPO starts from, unless it is there; returns the lengths that it needs."""
+        """Make the policy that PPO starts from, unless it is there; returns the lengths that it
+        needs."""
         new = not (self.policy / IMITATION_FILE).exists()
         if new:
             args = build_args(self.ppo.keys, **{"rollout_max_context_len": None, **self.ppo.flags})
@@ -144,15 +171,22 @@ class TrainingRun:
             print(f"the longest {longest}, so these flags are raised: {', '.join(changed)}")
         if new:
             updates = self.ppo.flags["num_rollout"]
-            print(f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} updates", flush=True)
+            print(
+                f"imitation done, loss {imitation.loss:.3f} nats per token; training {updates} "
+                "updates",
+                flush=True,
+            )
         return lengths
 
     def _keep_last_policy(self) -> int:
-        """Write the latest checkpoint's policy as `policy_after/`; returns how many updates it had."""
+        """Write the latest checkpoint's policy as `policy_after/`; returns how many updates it
+        had."""
         updates = saved_updates(self.folder)
         if updates <= 0:
             return 0
-        weights = megatron_to_hf(saved_actor(self.checkpoints), AutoConfig.from_pretrained(self.policy))
+        weights = megatron_to_hf(
+            saved_actor(self.checkpoints), AutoConfig.from_pretrained(self.policy)
+        )
         write_policy(self.policy, weights, self.folder / "policy_after")
         return updates
 
@@ -173,10 +207,12 @@ def beginning(start: WarmStart | Path, settings: RolloutSettings) -> str:
     if isinstance(start, Path):
         return f"starting from {start}"
     paths = dict.fromkeys(task.env_path for task in read_tasks(settings))
-    untaught = [path for path in paths if getattr(load_env_module(path), "expert_action", None) is None]
+    untaught = [
+        path for path in paths if getattr(load_env_module(path), "expert_action", None) is None
+    ]
     if not untaught:
         return "imitating scripted play"
     return (
-        f"{', '.join(untaught)} has no expert_action(env), so the policy imitates random actions: that teaches it to "
-        "give valid answers and to prefer no action, and PPO starts from there"
+        f"{', '.join(untaught)} has no expert_action(env), so the policy imitates random actions: "
+        "that teaches it to give valid answers and to prefer no action, and PPO starts from there"
     )

@@ -1,7 +1,8 @@
 """Batches of whole episodes, as slime's own outer loop makes them with `rollout.generate.generate`.
 
-A batch has `rollout_batch_size` starts, each played `n_samples_per_prompt` times. In `generate_rollout`, an episode is
-one training group, so `global_batch_size` counts episodes. In `generate_turns` it counts turns.
+A batch has `rollout_batch_size` starts, each played `n_samples_per_prompt` times. In
+`generate_rollout`, an episode is one training group, so `global_batch_size` counts episodes. In
+`generate_turns` it counts turns.
 """
 
 import asyncio
@@ -22,9 +23,11 @@ from rollout.turn import SampleKind
 def generate_rollout(
     args: Namespace, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Play one batch of whole episodes, or the held-out episodes if `evaluation`; slime's signature.
+    """Play one batch of whole episodes, or the held-out episodes if `evaluation`; slime's
+    signature.
 
-    Raises FailureBudgetError if more episodes fail than `max_episode_failures_per_batch`, and what `generate` raises.
+    Raises FailureBudgetError if more episodes fail than `max_episode_failures_per_batch`, and what
+    `generate` raises.
     """
     return run(evaluate(args, data_source) if evaluation else _play(args, data_source))
 
@@ -34,8 +37,9 @@ def generate_turns(
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
     """Like `generate_rollout`, but each turn is one training group, as in fixed-turn batches.
 
-    Long and short episodes then take optimizer steps of the same size. The turns of a batch must fill whole steps, and
-    `lr_decay_style` must be constant, because the schedule is planned in episodes.
+    Long and short episodes then take optimizer steps of the same size. The turns of a batch must
+    fill whole steps, and `lr_decay_style` must be constant, because the schedule is planned in
+    episodes.
     """
     output = generate_rollout(args, rollout_id, data_source, evaluation)
     if isinstance(output, RolloutFnTrainOutput):
@@ -57,7 +61,15 @@ async def _play(args: Namespace, source: EpisodeSource) -> RolloutFnTrainOutput:
 
     starts = source.get_samples(source.flags.rollout_batch_size)
     episodes = await gather(one(sample) for group in starts for sample in group)
-    failed = [facts["fault"] for facts in (facts_of(e[0]) for e in episodes) if facts["kind"] == SampleKind.FAILED]
+    failed = [
+        facts["fault"]
+        for facts in (facts_of(e[0]) for e in episodes)
+        if facts["kind"] == SampleKind.FAILED
+    ]
     if len(failed) > source.settings.max_episode_failures_per_batch:
-        raise FailureBudgetError(f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}")
-    return RolloutFnTrainOutput(samples=list(episodes), metrics=whole_episode_metrics(episode_facts(episodes)))
+        raise FailureBudgetError(
+            f"{len(failed)} episodes of one batch failed. Last failure:\n{failed[-1]}"
+        )
+    return RolloutFnTrainOutput(
+        samples=list(episodes), metrics=whole_episode_metrics(episode_facts(episodes))
+    )

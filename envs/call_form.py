@@ -55,7 +55,8 @@ class CallForm:
 
     @cached_property
     def pair_end(self) -> re.Pattern[str]:
-        """What closes a value: the fixed text where another argument or the end of the call follows."""
+        """What closes a value: the fixed text where another argument or the end of the call
+        follows."""
         following = rf"\s*{loose(self.key)}|{self.ends.pattern}"
         return re.compile(rf"{loose(self.value_end)}(?={following})")
 
@@ -65,5 +66,12 @@ def loose(text: str) -> str:
     return r"\s*".join(map(re.escape, text.replace("><", "> <").split()))
 
 
-MARKUP = CallForm("<tool_call>\n<function=", ">", "</function>\n</tool_call>", "<parameter=", ">\n", "\n</parameter>")
+MARKUP = CallForm(
+    "<tool_call>\n<function=",
+    ">",
+    "</function>\n</tool_call>",
+    "<parameter=",
+    ">\n",
+    "\n</parameter>",
+)
 """Read without a template too, because servers return it as text."""

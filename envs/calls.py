@@ -1,8 +1,9 @@
-"""Finds tool calls in a model's response; a call that cannot be read becomes an error message for the model.
+"""Finds tool calls in a model's response; a call that cannot be read becomes an error message for
+the model.
 
-JSON objects are read between `<tool_call>` tags (Hermes, which our own prompts teach) and as the whole response. So is
-the form of the policy's chat template, if the caller gives it. Broken calls are not repaired, because a policy that is
-rewarded for them learns to write them.
+JSON objects are read between `<tool_call>` tags (Hermes, which our own prompts teach) and as the
+whole response. So is the form of the policy's chat template, if the caller gives it. Broken calls
+are not repaired, because a policy that is rewarded for them learns to write them.
 """
 
 import re
@@ -33,7 +34,8 @@ _FOREIGN = re.compile(
 
 @dataclass(frozen=True)
 class _Forms:
-    """The forms of calls that a response is searched for, besides JSON; the policy's own comes first."""
+    """The forms of calls that a response is searched for, besides JSON; the policy's own comes
+    first."""
 
     forms: tuple[CallForm, ...]
 
@@ -71,7 +73,8 @@ _policy_form = MARKUP
 
 
 def set_policy_form(form: CallForm | None) -> None:
-    """Read this form where a caller of `find_calls` gives none: how the policy of this process writes calls."""
+    """Read this form where a caller of `find_calls` gives none: how the policy of this process
+    writes calls."""
     global _policy_form
     _policy_form = form or MARKUP
 
@@ -90,7 +93,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls of one response, and the errors in calls that cannot be read, each in order of appearance."""
+    """The calls of one response, and the errors in calls that cannot be read, each in order of
+    appearance."""
 
     calls: tuple[Call, ...] = ()
     errors: tuple[str, ...] = ()
@@ -108,12 +112,13 @@ class Calls:
 
 
 def find_calls(text: str, limit: int = 8, form: CallForm | None = None) -> Calls:
-    """Find the calls after a response's reasoning; tags inside a call's string belong to it. Never raises.
+    """Find the calls after a response's reasoning; tags inside a call's string belong to it. Never
+    raises.
 
     Args:
         limit: calls that are read at most.
-        form: how the policy's chat template writes calls; None for the policy of this process. JSON and markup are
-            always read.
+        form: how the policy's chat template writes calls; None for the policy of this process. JSON
+            and markup are always read.
     """
     forms = _searched(form or _policy_form)
     start = reasoning_end(text, form)
@@ -145,21 +150,22 @@ def _unreadable(text: str, start: int, forms: _Forms) -> Calls:
     marked = forms.marks.search(text[start:])
     if marked is None:
         return Calls()
-    what = (
-        f"{short(marked.group().strip()[:40])} belongs to a call that cannot be read; a call has the form {forms.shape}"
-    )
+    found = short(marked.group().strip()[:40])
+    what = f"{found} belongs to a call that cannot be read; a call has the form {forms.shape}"
     return Calls(errors=(what,), span=(start + marked.start(), len(text)), foreign=True)
 
 
 def outside_thoughts(response_text: str) -> tuple[int, int]:
-    """Return the [start, end) characters after the last `</think>` and before a `<think>` that never ends."""
+    """Return the [start, end) characters after the last `</think>` and before a `<think>` that
+    never ends."""
     before, end_tag, after = response_text.rpartition(_REASONING_END)
     begin = len(before) + len(end_tag)
     return begin, begin + len(after.partition(_REASONING_START)[0])
 
 
 def reasoning_end(text: str, form: CallForm | None = None) -> int | None:
-    """Return the position after the last block of reasoning; None if reasoning never ends. `form`: as `find_calls`."""
+    """Return the position after the last block of reasoning; None if reasoning never ends. `form`:
+    as `find_calls`."""
     position = 0
     while True:
         rest = text[position:]
@@ -172,7 +178,8 @@ def reasoning_end(text: str, form: CallForm | None = None) -> int | None:
 
 
 def _inside_call(text: str, position: int, forms: _Forms) -> bool:
-    """Return whether `position` is inside a call or a bare response of JSON, so inside one of its strings."""
+    """Return whether `position` is inside a call or a bare response of JSON, so inside one of its
+    strings."""
     if text.lstrip().startswith(("{", "[")):
         _, end, error = decode(text)
         return not error and end > position
@@ -186,11 +193,14 @@ def _inside_call(text: str, position: int, forms: _Forms) -> bool:
 
 
 def _block(text: str, start: int, forms: _Forms) -> tuple[Call | str, int, str]:
-    """Return the call at an opener, where its text ends (`start` if that is unknown), and what closes it."""
+    """Return the call at an opener, where its text ends (`start` if that is unknown), and what
+    closes it."""
     failed: tuple[Call | str, int, str] | None = None
     for form in forms.forms:
         if head := form.head.match(text, start):
-            block, end = _markup(text, head, form) if form.key else _json_arguments(text, head, form, forms)
+            block, end = (
+                _markup(text, head, form) if form.key else _json_arguments(text, head, form, forms)
+            )
             found = block, end, form.closer.strip().rpartition("\n")[2]
             if isinstance(block, Call):
                 return found
@@ -207,7 +217,9 @@ def _block(text: str, start: int, forms: _Forms) -> tuple[Call | str, int, str]:
     return read_call(value) if _CLOSED.match(text, end) else _UNCLOSED, end, CLOSE
 
 
-def _json_arguments(text: str, head: re.Match[str], form: CallForm, forms: _Forms) -> tuple[Call | str, int]:
+def _json_arguments(
+    text: str, head: re.Match[str], form: CallForm, forms: _Forms
+) -> tuple[Call | str, int]:
     """Return the call whose arguments are a JSON object after its name, and where its text ends."""
     arguments, end, error = decode(text, head.end())
     name = short(head["name"])
@@ -231,7 +243,8 @@ def _identity(head: re.Match[str], form: CallForm) -> str:
 
 
 def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str, int]:
-    """Return the call whose arguments stand one by one between fixed texts, and where its text ends."""
+    """Return the call whose arguments stand one by one between fixed texts, and where its text
+    ends."""
     name = short(head["name"])
     arguments, at = dict[str, str](), head.end()
     while pair := form.pair.match(text, at):
@@ -250,7 +263,11 @@ def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str,
         if text.find(closer, at) < 0:
             return f"the call of {name} has no {closer}", head.start()
         shape = f"{form.key}argument{form.value}value{form.value_end}".replace("\n", "")
-        return f"the call of {name} holds something other than {shape}, or something after its last one", at
+        return (
+            f"the call of {name} holds something other than {shape}, or something after its last "
+            "one",
+            at,
+        )
     call = _checked(Call(head["name"], arguments, as_text=True))
     rest = form.closer.split()[1:]
     followed = not rest or _CLOSED.match(text, closed.end())
@@ -258,7 +275,8 @@ def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str,
 
 
 def _bare(text: str, start: int, limit: int) -> Calls:
-    """Calls in a response that is only JSON: an object, a list of objects, or several objects in sequence."""
+    """Calls in a response that is only JSON: an object, a list of objects, or several objects in
+    sequence."""
     body = text[start:].strip()
     content = _unwrapped(body)
     if not content.startswith(("{", "[")):
@@ -274,8 +292,13 @@ def _bare(text: str, start: int, limit: int) -> Calls:
             position = separator.end() if separator is not None else end
     inner = [call for call in map(_unpacked, values) if isinstance(call, dict)]
     if not any("name" in call and ("arguments" in call or "parameters" in call) for call in inner):
-        # JSON without a tool's name is a final answer; broken JSON that starts like a call is a broken call.
-        return Calls(errors=(error,), span=span) if error and re.match(r'[\[\s]*\{\s*"name"', content) else Calls()
+        # JSON without a tool's name is a final answer; broken JSON that starts like a call is a
+        # broken call.
+        return (
+            Calls(errors=(error,), span=span)
+            if error and re.match(r'[\[\s]*\{\s*"name"', content)
+            else Calls()
+        )
     found: list[Call | str] = [read_call(value) for value in values[:limit]]
     if error and len(values) <= limit:
         found.append(error)
@@ -292,7 +315,11 @@ def _unwrapped(body: str) -> str:
 
 def _unpacked(value: Any) -> Any:
     """Return what is inside of `{"function": {...}}`, OpenAI's form."""
-    return value["function"] if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
+    return (
+        value["function"]
+        if isinstance(value, dict) and isinstance(value.get("function"), dict)
+        else value
+    )
 
 
 def _collected(found: list[Call | str], span: tuple[int, int], cut: bool) -> Calls:
@@ -314,7 +341,9 @@ def read_call(value: Any) -> Call | str:
         if error:
             return f"the arguments of {short(value['name'])} are a string that is not JSON"
     if not isinstance(arguments, dict):
-        return f"the arguments of {short(value['name'])} must be a JSON object, got {short(arguments)}"
+        return (
+            f"the arguments of {short(value['name'])} must be a JSON object, got {short(arguments)}"
+        )
     return _checked(Call(value["name"], arguments))
 
 

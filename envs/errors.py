@@ -1,4 +1,5 @@
-"""Errors that an environment raises, named by what went wrong, and how an error is told in one line.
+"""Errors that an environment raises, named by what went wrong, and how an error is told in one
+line.
 
 `rollout.errors` holds the whole model.
 """
@@ -50,26 +51,32 @@ warned: list[str] = []
 
 
 def warn_once(sentence: str) -> None:
-    """Log a warning about an environment, once per process; `slime-verlog check` shows it as a row."""
+    """Log a warning about an environment, once per process; `slime-verlog check` shows it as a
+    row."""
     if sentence not in warned:
         warned.append(sentence)
         logger.warning(sentence)
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", *, n: int = 3, cutoff: float = 0.6) -> str:
-    """Return the end of an error about an unknown name: its nearest known names, or `otherwise` if none is near."""
+def did_you_mean(
+    name: str, known: Iterable[str], otherwise: str = "", *, n: int = 3, cutoff: float = 0.6
+) -> str:
+    """Return the end of an error about an unknown name: its nearest known names, or `otherwise` if
+    none is near."""
     near = difflib.get_close_matches(name, list(known), n=n, cutoff=cutoff)
     return f"did you mean {' or '.join(near)}?" if near else otherwise
 
 
 def check_known(name: str, known: Iterable[str], wrong: str, otherwise: str, **near: Any) -> None:
-    """Raise ConfigError, `wrong` with a hint as by `did_you_mean`, unless the name is a known one."""
+    """Raise ConfigError, `wrong` with a hint as by `did_you_mean`, unless the name is a known
+    one."""
     if name not in known:
         raise ConfigError(f"{wrong}; {did_you_mean(name, known, otherwise, **near)}")
 
 
 def describe(error: BaseException, own: str = "") -> str:
-    """Return type, text and place of an error on one line; the file or module `own` counts as the user's code."""
+    """Return type, text and place of an error on one line; the file or module `own` counts as the
+    user's code."""
     text = one_line(error.msg if isinstance(error, SyntaxError) else text_of(error))
     place = place_of(error, own)
     said = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -77,7 +84,8 @@ def describe(error: BaseException, own: str = "") -> str:
 
 
 def place_of(error: BaseException, own: str = "") -> str:
-    """`FILE:LINE` and line of the innermost frame in the user's code, else in installed code; empty if unknown."""
+    """`FILE:LINE` and line of the innermost frame in the user's code, else in installed code; empty
+    if unknown."""
     place: Any = error if isinstance(error, SyntaxError) and error.lineno else _frame_of(error, own)
     if place is None or not place.filename:
         return ""
@@ -91,7 +99,12 @@ def advice_about(error: BaseException, own: str = "") -> str:
     if advice := thread_advice(error):
         return advice
     frame = _frame_of(error, own)
-    if frame is None or isinstance(error, SyntaxError) or _is_users(frame.filename) or frame.filename == _file_of(own):
+    if (
+        frame is None
+        or isinstance(error, SyntaxError)
+        or _is_users(frame.filename)
+        or frame.filename == _file_of(own)
+    ):
         return "correct this line"
     if _is_ours(frame.filename):
         return "this line reads what the environment gave it: correct what the environment returns"
@@ -99,7 +112,8 @@ def advice_about(error: BaseException, own: str = "") -> str:
 
 
 def thread_advice(error: BaseException) -> str:
-    """Return what to do about an error that the main thread would not have; empty in the main thread."""
+    """Return what to do about an error that the main thread would not have; empty in the main
+    thread."""
     in_main = threading.current_thread() is threading.main_thread()
     if in_main or "main thread" not in text_of(error):
         return ""
@@ -122,12 +136,17 @@ def _frame_of(error: BaseException, own: str) -> traceback.FrameSummary | None:
 
 def _file_of(own: str) -> str | None:
     """Return the file of an environment's path, unless it is one of ours."""
-    file = str(Path(own).resolve()) if own.endswith(".py") else getattr(sys.modules.get(own), "__file__", None)
+    file = (
+        str(Path(own).resolve())
+        if own.endswith(".py")
+        else getattr(sys.modules.get(own), "__file__", None)
+    )
     return None if file is None or _is_ours(file) else file
 
 
 def place_of_method(instance: Any, name: str) -> str:
-    """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits the method."""
+    """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits
+    the method."""
     kind = type(instance)
     method, owner = _source(getattr(kind, name, None)), _source(kind)
     found = method if method and _is_users(method[0]) else owner

@@ -27,7 +27,8 @@ class ImageError(EnvironmentFault):
 
 
 def is_image(value: Any) -> bool:
-    """Return whether it is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}` of a data set."""
+    """Return whether it is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}`
+    of a data set."""
     if isinstance(value, Mapping):
         return isinstance(value.get("bytes"), bytes)
     if getattr(value, "ndim", None) == 3:
@@ -36,12 +37,15 @@ def is_image(value: Any) -> bool:
 
 
 def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
-    """Decode an image to an RGB PIL image. An RGB PIL image is returned itself, so caches keyed by identity stay warm.
+    """Decode an image to an RGB PIL image. An RGB PIL image is returned itself, so caches keyed by
+    identity stay warm.
 
-    Accepts what `is_image` accepts, the bytes of an image file, a path, a data URI, and `{"path": ...}`.
+    Accepts what `is_image` accepts, the bytes of an image file, a path, a data URI, and `{"path":
+    ...}`.
 
     Raises:
-        ImageError: it cannot be read, or has no pixels, more than `max_pixels` pixels or more than 8 bits per color.
+        ImageError: it cannot be read, or has no pixels, more than `max_pixels` pixels or more than
+            8 bits per color.
         MissingDependencyError: Pillow is not installed.
     """
     pillow = import_pillow()
@@ -59,12 +63,24 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
             if max(image.size) > MAX_RATIO * min(image.size):
                 raise ImageError(f"{size} is thinner than 1 : {MAX_RATIO}")
             if image.mode.startswith(("I", "F")):
-                raise ValueError(f"its mode {image.mode} has more than 8 bits per color, which would be cut to 0..255")
+                raise ValueError(
+                    f"its mode {image.mode} has more than 8 bits per color, which would be cut to "
+                    "0..255"
+                )
             image.load()
-            if image.getexif().get(ORIENTATION, 1) != 1:  # turned as the camera says, which models cannot
+            if (
+                image.getexif().get(ORIENTATION, 1) != 1
+            ):  # turned as the camera says, which models cannot
                 image = ImageOps.exif_transpose(image)
             return image if image.mode == "RGB" else image.convert("RGB")
-    except (OSError, ValueError, TypeError, SyntaxError, EOFError, pillow.DecompressionBombError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        SyntaxError,
+        EOFError,
+        pillow.DecompressionBombError,
+    ) as error:
         # Pillow names the object that holds the bytes, with an address that differs in every run.
         reason = re.sub(r"(?: file)? <[^<>]* at 0x[0-9a-f]+>", "", str(error))
         named = isinstance(value, str | Path) and not str(value).startswith("data:")
@@ -78,7 +94,10 @@ def _open(value: Any, pillow: Any) -> Any:
     if hasattr(value, "ndim"):
         shape = tuple(value.shape)
         if str(value.dtype) != "uint8" or shape[2:] not in ((), (3,), (4,)) or len(shape) < 2:
-            raise TypeError(f"expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4), got {value.dtype} of {shape}")
+            raise TypeError(
+                f"expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4), got {value.dtype} of "
+                f"{shape}"
+            )
         return pillow.fromarray(value)
     if isinstance(value, Mapping):
         value = value.get("bytes") or value.get("path") or value.get("image") or value.get("url")
@@ -94,4 +113,6 @@ def _open(value: Any, pillow: Any) -> Any:
     if isinstance(value, bytes):
         pillow.init()  # some formats are registered only then
         return pillow.open(io.BytesIO(value), formats=FORMATS)
-    raise TypeError("expected a PIL image, a uint8 array, the bytes or path of an image file, or a data URI")
+    raise TypeError(
+        "expected a PIL image, a uint8 array, the bytes or path of an image file, or a data URI"
+    )

@@ -23,7 +23,8 @@ _decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant, object_pa
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int, str]:
-    """Read one JSON value that begins at `start` or after white space: (value, where it ends, error or "")."""
+    """Read one JSON value that begins at `start` or after white space: (value, where it ends, error
+    or "")."""
     while start < len(text) and text[start].isspace():
         start += 1
     try:

@@ -1,6 +1,7 @@
 """Imports environment modules, functions and optional packages, and explains why an import failed.
 
-The path of an environment is a module name (`envs.crafter`) or a `.py` file with a function `build_env(sample, args)`.
+The path of an environment is a module name (`envs.crafter`) or a `.py` file with a function
+`build_env(sample, args)`.
 """
 
 import asyncio
@@ -40,32 +41,43 @@ _edited: dict[str, int] = {}
 
 
 def load_env_module(path: str) -> ModuleType:
-    """Import the environment module at `path`; raises as `load_module`, and ConfigError without `build_env`."""
+    """Import the environment module at `path`; raises as `load_module`, and ConfigError without
+    `build_env`."""
     if not isinstance(path, str) or not path:
         raise ConfigError(f"{_KEY} must be a module name or a .py file, got {path!r}")
     module = load_module(path, _KEY)
     if not callable(getattr(module, "build_env", None)):
         functions = [name for name, value in vars(module).items() if callable(value)]
         near = difflib.get_close_matches("build_env", functions, n=1)
-        hint = f"rename {near[0]}" if near else "add one that returns the environment of sample.metadata['task']"
+        hint = (
+            f"rename {near[0]}"
+            if near
+            else "add one that returns the environment of sample.metadata['task']"
+        )
         raise ConfigError(f"{_KEY}: {path} has no function build_env(sample, args); {hint}")
     return module
 
 
 def build_env_from(path: str, metadata: Mapping[str, Any], args: Any = None) -> Any:
-    """Build an environment outside of a rollout; `args` may be an `env:` mapping. Raises as `call_build_env`."""
+    """Build an environment outside of a rollout; `args` may be an `env:` mapping. Raises as
+    `call_build_env`."""
     if args is None or isinstance(args, Mapping):
         args = SimpleNamespace(env=dict(args or {}))
     return call_build_env(path, SimpleNamespace(metadata=dict(metadata)), args)
 
 
 def call_build_env(path: str, sample: Any, args: Any) -> Any:
-    """Call the module's `build_env`; raises ConfigError if it takes other arguments or returns no environment."""
+    """Call the module's `build_env`; raises ConfigError if it takes other arguments or returns no
+    environment."""
     build_env = load_env_module(path).build_env
     _check_arguments(build_env, "build_env(sample, args)", sample, args)
     env = finish(build_env(sample, args))
-    lacking = [name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))]
-    is_slimes = not hasattr(env, "instruction_prompt")  # slime's interface has no more than these three methods
+    lacking = [
+        name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))
+    ]
+    is_slimes = not hasattr(
+        env, "instruction_prompt"
+    )  # slime's interface has no more than these three methods
     if lacking and not (is_slimes and lacking == ["close"]):
         raise ConfigError(
             f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "
@@ -81,7 +93,8 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
 
 
 def finish(answer: Any) -> Any:
-    """Return the answer of a method that may be async; its coroutine runs on this thread's event loop, to its end.
+    """Return the answer of a method that may be async; its coroutine runs on this thread's event
+    loop, to its end.
 
     The loop stays the same between calls, but it runs only during them.
     """
@@ -96,7 +109,8 @@ def thread_loop() -> asyncio.AbstractEventLoop:
 
 
 def checked_text(said: Any, script: Any) -> str:
-    """Return what `expert_action` or `explain_action` said; raises EnvironmentFault, with its place, unless text."""
+    """Return what `expert_action` or `explain_action` said; raises EnvironmentFault, with its
+    place, unless text."""
     if isinstance(said, str):
         return said
     name, place = getattr(script, "__name__", "the script"), f" ({place_of_function(script)})"
@@ -113,16 +127,19 @@ def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
         signature.bind(*arguments)
     except TypeError as error:
         raise ConfigError(
-            f"{place_of_function(function)}: {form.partition('(')[0]} cannot be called as {form}: {error}; write "
-            f"def {form}:"
+            f"{place_of_function(function)}: {form.partition('(')[0]} cannot be called as {form}: "
+            f"{error}; write def {form}:"
         ) from error
 
 
 def load_attribute(path: str, key: str) -> Any:
-    """Return `package.module.name`, `package.module:name` or `file.py:name`; raises ConfigError, with `key`."""
+    """Return `package.module.name`, `package.module:name` or `file.py:name`; raises ConfigError,
+    with `key`."""
     module_path, _, name = path.rpartition(":" if ":" in path else ".")
     if not module_path or not name:
-        raise ConfigError(f"{key} must be an import path such as my_package.my_module.my_function, got {path!r}")
+        raise ConfigError(
+            f"{key} must be an import path such as my_package.my_module.my_function, got {path!r}"
+        )
     module = load_module(module_path, key)
     try:
         return getattr(module, name)
@@ -132,10 +149,15 @@ def load_attribute(path: str, key: str) -> Any:
 
 
 def load_module(path: str, key: str) -> ModuleType:
-    """Import a module or `.py` file, again after an edit; raises ConfigError, with `key`, if that fails."""
+    """Import a module or `.py` file, again after an edit; raises ConfigError, with `key`, if that
+    fails."""
     try:
         with _loading:
-            return _load_file(Path(path), key) if path.endswith(".py") else importlib.import_module(path)
+            return (
+                _load_file(Path(path), key)
+                if path.endswith(".py")
+                else importlib.import_module(path)
+            )
     except SlimeVerlogError:
         raise
     except ModuleNotFoundError as error:
@@ -152,33 +174,43 @@ def load_module(path: str, key: str) -> ModuleType:
         hint = did_you_mean(path, known, "give a module name or a path that ends in .py", n=2)
         raise ConfigError(f"{key}: there is no module {path}; {hint}") from error
     except Exception as error:
-        raise ConfigError(f"{key}: {path} fails on import: {describe(error, path)}; correct this line") from error
+        raise ConfigError(
+            f"{key}: {path} fails on import: {describe(error, path)}; correct this line"
+        ) from error
 
 
 def split_command(command: str | Sequence[str], key: str) -> list[str]:
-    """Return a command as words; a text is split as in a shell. Raises ConfigError, with `key`, if it cannot be."""
+    """Return a command as words; a text is split as in a shell. Raises ConfigError, with `key`, if
+    it cannot be."""
     try:
         return shlex.split(command) if isinstance(command, str) else list(command)
     except ValueError as error:
-        raise ConfigError(f"{key} cannot be split into words ({error}); write a list instead") from error
+        raise ConfigError(
+            f"{key} cannot be split into words ({error}); write a list instead"
+        ) from error
 
 
 def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleType:
-    """Import a module for `what`; raises MissingDependencyError, with the `pip install` of `extra`."""
+    """Import a module for `what`; raises MissingDependencyError, with the `pip install` of
+    `extra`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"{what} needs the package {error.name}; install it with: pip install 'slime-verlog[{extra}]'{note}"
+            f"{what} needs the package {error.name}; install it with: pip install "
+            f"'slime-verlog[{extra}]'{note}"
         ) from error
 
 
 def _load_file(path: Path, key: str) -> ModuleType:
-    """Import a file under a unique module name, so that files with the same name do not replace each other."""
+    """Import a file under a unique module name, so that files with the same name do not replace
+    each other."""
     if not path.is_file():
         what = "the environment file" if key == _KEY else f"{key}: the file"
         advice = "run the command where the file lies, or give its absolute path"
-        raise ConfigError(f"{what} {path} does not exist (current directory: {Path.cwd()}); {advice}")
+        raise ConfigError(
+            f"{what} {path} does not exist (current directory: {Path.cwd()}); {advice}"
+        )
     path = path.resolve()
     name = f"slime_verlog_env_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:10]}"
     edited = path.stat().st_mtime_ns
@@ -188,7 +220,8 @@ def _load_file(path: Path, key: str) -> ModuleType:
     assert spec is not None  # true of every .py file
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        # Not `exec_module`: its cached bytecode hides an edit of the same second that keeps the file's size.
+        # Not `exec_module`: its cached bytecode hides an edit of the same second that keeps the
+        # file's size.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     except BaseException:
         del sys.modules[name]

@@ -1,7 +1,9 @@
-"""Text to token ids: only the chat template writes control tokens, and each piece of text is encoded once.
+"""Text to token ids: only the chat template writes control tokens, and each piece of text is
+encoded once.
 
-Control tokens split a conversation into pieces that a tokenizer encodes independently, so their ids can be cached.
-The string of a control token inside a message (`<|im_end|>` in an observation) stays ordinary text.
+Control tokens split a conversation into pieces that a tokenizer encodes independently, so their ids
+can be cached. The string of a control token inside a message (`<|im_end|>` in an observation) stays
+ordinary text.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 TAG = re.compile(r"</?[a-z_]+>")
-"""Tokens such as `<think>` and `</tool_call>`, which the model may write in its responses; they do not change roles."""
+"""Tokens such as `<think>` and `</tool_call>`, which the model may write in its responses; they do
+not change roles."""
 
 STAND_INS = 0x100000
-"""The first of the private-use characters that replace control strings while a template is rendered."""
+"""The first of the private-use characters that replace control strings while a template is
+rendered."""
 
 LONG_CHARS = 4096
 """Text with more characters takes milliseconds to encode, too long for an event loop."""
@@ -28,14 +32,24 @@ LONG_CHARS = 4096
 MAX_CACHED_CHARS = 32_768
 """Longer pieces (in characters) are not cached, which bounds the cache's memory."""
 
-ASCII_OF = {"L": "A-Za-z", "N": "0-9", "Lu": "A-Z", "Ll": "a-z", "Lt": "", "Lm": "", "Lo": "", "M": ""}
+ASCII_OF = {
+    "L": "A-Za-z",
+    "N": "0-9",
+    "Lu": "A-Z",
+    "Ll": "a-z",
+    "Lt": "",
+    "Lm": "",
+    "Lo": "",
+    "M": "",
+}
 """The ASCII characters of Unicode categories, in a character class."""
 
 SYNTAX = re.compile(
     r"\\p\{(?P<category>\w+)\}|(?P<opened>\[\^?)|(?P<closed>\])|"
     r"\\[sSrn]|\(\?i:[a-z'|]+\)|\(\?[!:]|\)|\||(?:[?*+]|\{\d+(?:,\d+)?\})(?![?*+{])|[ '/A-Za-z]"
 )
-"""One element of an expression whose meaning is the same in Python's `re.ASCII` and in the tokenizers' engine."""
+"""One element of an expression whose meaning is the same in Python's `re.ASCII` and in the
+tokenizers' engine."""
 
 ASCII_SAFE = frozenset({"NFC", "NFD", "NFKC", "NFKD"})
 """Normalizers that do not change ASCII text."""
@@ -59,11 +73,14 @@ class TemplateText:
 
 
 class PlainText:
-    """Encodes text with the tokenizer's own rules but without control tokens; caches the ids of recent pieces."""
+    """Encodes text with the tokenizer's own rules but without control tokens; caches the ids of
+    recent pieces."""
 
     def __init__(self, tokenizer: Any, template: str, *, cache_pieces: int = 2048) -> None:
         added = tokenizer.added_tokens_decoder
-        self.control: dict[str, int] = {t.content: i for i, t in added.items() if _is_control(t, template)}
+        self.control: dict[str, int] = {
+            t.content: i for i, t in added.items() if _is_control(t, template)
+        }
         self.control_ids = frozenset(self.control.values())
         self.pattern = _any_of(self.control)
         self._escaped = re.compile(f"{self.pattern.pattern}|[\U000f0000-\U0010ffff]")
@@ -100,13 +117,16 @@ class PlainText:
         return tuple(ids)
 
     def _encode_in_python(self, text: str) -> tuple[int, ...]:
-        """Encode with a tokenizer written in Python, which may read control strings as control tokens all the same."""
+        """Encode with a tokenizer written in Python, which may read control strings as control
+        tokens all the same."""
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if self.control_ids.isdisjoint(ids):
             return tuple(ids)
         out, begin = [], 0
         for end in (*(match.start() + 1 for match in self.pattern.finditer(text)), len(text)):
-            out += self._tokenizer.encode(text[begin:end], add_special_tokens=False, split_special_tokens=True)
+            out += self._tokenizer.encode(
+                text[begin:end], add_special_tokens=False, split_special_tokens=True
+            )
             begin = end
         return tuple(out)
 
@@ -116,7 +136,8 @@ class PlainText:
         return self._decode(ids) if texts is None else "".join(texts)
 
     def chars_within(self, ids: Sequence[int]) -> Callable[[int], int]:
-        """Return a function from n to the number of characters that the first n tokens decode to."""
+        """Return a function from n to the number of characters that the first n tokens decode
+        to."""
         texts = self._texts(ids)
         if texts is None:
             return lambda n: len(self.decode(ids[:n]))
@@ -133,10 +154,13 @@ class PlainText:
         backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if backend is not None:
             return backend.decode(list(ids), skip_special_tokens=False)
-        return self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
 
     def stand_ins(self, text: str, marks: dict[str, str]) -> str:
-        """Return the text with private-use characters for control strings; `marks` collects both."""
+        """Return the text with private-use characters for control strings; `marks` collects
+        both."""
 
         def mark(found: re.Match[str]) -> str:
             return marks.setdefault(found[0], chr(STAND_INS + len(marks)))
@@ -144,7 +168,8 @@ class PlainText:
         return self._escaped.sub(mark, text)
 
     def defused(self, value: Any) -> Any:
-        """Return message content with a space after the first character of every control string; images unchanged."""
+        """Return message content with a space after the first character of every control string;
+        images unchanged."""
         if isinstance(value, str):
             return self.pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", value)
         if isinstance(value, Mapping):
@@ -171,7 +196,8 @@ class PlainText:
         return TemplateText(head, tuple(ids), tail, strip_before, strip_after)
 
     def join(self, parts: Sequence[TemplateText | str]) -> list[int]:
-        """Return the ids of template and message text; text between two control tokens is encoded as one piece."""
+        """Return the ids of template and message text; text between two control tokens is encoded
+        as one piece."""
         out: list[int] = []
         piece, strip = "", False
         for part in parts:
@@ -200,15 +226,20 @@ def _restored(text: str, plain: Mapping[int, str] | None) -> str:
 
 
 def _is_control(token: AddedToken, template: str) -> bool:
-    """Special tokens, and others that the template writes (`<｜User｜>`) unless they are white space."""
+    """Special tokens, and others that the template writes (`<｜User｜>`) unless they are white
+    space."""
     text = token.content
     return token.special or (text in template and not text.isspace() and not TAG.fullmatch(text))
 
 
-def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer | None, dict[int, int]]:
-    """Return a copy of the tokenizer's pipeline without control tokens, and its ids that differ from the original's.
+def _without_control(
+    tokenizer: Any, control: dict[str, int]
+) -> tuple[Tokenizer | None, dict[int, int]]:
+    """Return a copy of the tokenizer's pipeline without control tokens, and its ids that differ
+    from the original's.
 
-    The copy shares the model. Truncation or padding that other code sets on the original does not affect it.
+    The copy shares the model. Truncation or padding that other code sets on the original does not
+    affect it.
     """
     original = getattr(tokenizer, "backend_tokenizer", None)
     if original is None:
@@ -217,9 +248,14 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
     if original.normalizer is not None:
         backend.normalizer = original.normalizer
     pre_tokenizer: Any = original.pre_tokenizer
-    if isinstance(pre_tokenizer, pre_tokenizers.Metaspace) and pre_tokenizer.prepend_scheme == "first":
+    if (
+        isinstance(pre_tokenizer, pre_tokenizers.Metaspace)
+        and pre_tokenizer.prepend_scheme == "first"
+    ):
         # Pieces follow a control token, so the prefix space of a text's first word is not theirs.
-        pre_tokenizer = pre_tokenizers.Metaspace(pre_tokenizer.replacement, "never", pre_tokenizer.split)
+        pre_tokenizer = pre_tokenizers.Metaspace(
+            pre_tokenizer.replacement, "never", pre_tokenizer.split
+        )
     if pre_tokenizer is not None:
         backend.pre_tokenizer = pre_tokenizer
     harmless = {i: t for i, t in tokenizer.added_tokens_decoder.items() if t.content not in control}
@@ -229,18 +265,22 @@ def _without_control(tokenizer: Any, control: dict[str, int]) -> tuple[Tokenizer
 
 
 class WordCache:
-    """The words of one tokenizer and their ids; `build` makes one if the tokenizer allows it. Thread-safe.
+    """The words of one tokenizer and their ids; `build` makes one if the tokenizer allows it.
+    Thread-safe.
 
-    For byte-level BPE tokenizers that split text with one regular expression. Such a tokenizer encodes each match
-    independently and spends most of its time on finding them. In ASCII text, Python finds the same matches several
-    times faster, if the expression has only syntax that means the same in both.
+    For byte-level BPE tokenizers that split text with one regular expression. Such a tokenizer
+    encodes each match independently and spends most of its time on finding them. In ASCII text,
+    Python finds the same matches several times faster, if the expression has only syntax that means
+    the same in both.
     """
 
     def __init__(self, backend: Tokenizer, words: re.Pattern[str]) -> None:
         self._words = words
         self._model = backend.model
         self._bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        self._added = _any_of(token.content for token in backend.get_added_tokens_decoder().values())
+        self._added = _any_of(
+            token.content for token in backend.get_added_tokens_decoder().values()
+        )
         self._ids: dict[str, tuple[int, ...]] = {}
 
     @classmethod
@@ -256,7 +296,12 @@ class WordCache:
             case {
                 "type": "Sequence",
                 "pretokenizers": [
-                    {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False},
+                    {
+                        "type": "Split",
+                        "pattern": {"Regex": pattern},
+                        "behavior": "Isolated",
+                        "invert": False,
+                    },
                     {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False},
                 ],
             }:
@@ -264,7 +309,8 @@ class WordCache:
         return None if words is None else cls(backend, words)
 
     def encode(self, text: str) -> list[int] | None:
-        """Ids of the text; None if it has other characters than ASCII, an added token, or a character in no word."""
+        """Ids of the text; None if it has other characters than ASCII, an added token, or a
+        character in no word."""
         if not text.isascii() or self._added.search(text):
             return None
         words = self._words.findall(text)
@@ -297,7 +343,8 @@ def _keeps_ascii(normalizer: dict[str, Any]) -> bool:
 
 
 def ascii_pattern(pattern: str) -> re.Pattern[str] | None:
-    """A tokenizer's expression for ASCII text, as Python writes it; None if it has syntax that is not in `SYNTAX`."""
+    """A tokenizer's expression for ASCII text, as Python writes it; None if it has syntax that is
+    not in `SYNTAX`."""
     translated, at, inside = "", 0, False
     while at < len(pattern):
         element = SYNTAX.match(pattern, at)

@@ -1,4 +1,5 @@
-"""Gives each episode its own state of the process-wide random generators, for games that draw from them."""
+"""Gives each episode its own state of the process-wide random generators, for games that draw from
+them."""
 
 import contextlib
 import random
@@ -12,10 +13,11 @@ import numpy as np
 class OwnRandomness:
     """One episode's state of Python's and NumPy's global generators.
 
-    Wrap every call of the game in `in_place()`. Then its numbers depend on the seed and on the game's own calls alone,
-    and the process's generators are left as they were. A lock keeps other episodes out. Threads that draw from the
-    global generators without this class can still interfere, so such games belong in worker processes
-    (`env_backend: process` or `ray`), whose only thread plays episodes.
+    Wrap every call of the game in `in_place()`. Then its numbers depend on the seed and on the
+    game's own calls alone, and the process's generators are left as they were. A lock keeps other
+    episodes out. Threads that draw from the global generators without this class can still
+    interfere, so such games belong in worker processes (`env_backend: process` or `ray`), whose
+    only thread plays episodes.
     """
 
     _lock = threading.RLock()

@@ -1,4 +1,5 @@
-"""Plays environments that are written for slime's own interface (`examples/geo3k_vlm_multi_turn/base_env.py`)."""
+"""Plays environments that are written for slime's own interface
+(`examples/geo3k_vlm_multi_turn/base_env.py`)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,9 +12,11 @@ _OPTIONAL = ("valid_action", "executed_action", "progression", "metrics", "actio
 
 
 class SlimeEnv(BaseInteractionEnv):
-    """One episode of `env`, which has slime's interface (`examples/geo3k_vlm_multi_turn/base_env.py`).
+    """One episode of `env`, which has slime's interface
+    (`examples/geo3k_vlm_multi_turn/base_env.py`).
 
-    The question is the sample's prompt, as in slime. `docs/environments.md` has a table of what becomes what.
+    The question is the sample's prompt, as in slime. `docs/environments.md` has a table of what
+    becomes what.
     """
 
     def __init__(self, env: Any, sample: Any) -> None:
@@ -72,23 +75,34 @@ class SlimeEnv(BaseInteractionEnv):
         if found is not None and not isinstance(found, Mapping):
             place = place_of_method(self.env, method)
             wanted = "slime's interface wants a mapping with obs_str, or an empty one"
-            raise EnvironmentFault(f"{method} returned the observation {found!r:.100}; {wanted} ({place})")
+            raise EnvironmentFault(
+                f"{method} returned the observation {found!r:.100}; {wanted} ({place})"
+            )
         found = found or {}
         kinds = (found.get("multi_modal_data") or {}).values()
-        return make_observation(str(found.get("obs_str") or ""), images=[image for images in kinds for image in images])
+        return make_observation(
+            str(found.get("obs_str") or ""), images=[image for images in kinds for image in images]
+        )
 
 
 def _read_prompt(sample: Any) -> tuple[str, list[dict[str, Any]]]:
-    """Return the system message of the sample's prompt, and the other messages' parts with their images in place."""
+    """Return the system message of the sample's prompt, and the other messages' parts with their
+    images in place."""
     prompt = getattr(sample, "prompt", None) or ()
     images = list((getattr(sample, "multimodal_inputs", None) or {}).get("images") or ())
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    system = "\n\n".join(text_of(message) for message in messages if message.get("role") == "system")
+    system = "\n\n".join(
+        text_of(message) for message in messages if message.get("role") == "system"
+    )
     parts: list[dict[str, Any]] = []
     for message in messages:
         content = message.get("content") or ()
         if message.get("role") != "system":
-            parts += [{"type": "text", "text": content}] if isinstance(content, str) else map(dict, content)
+            parts += (
+                [{"type": "text", "text": content}]
+                if isinstance(content, str)
+                else map(dict, content)
+            )
     for part in parts:
         if part.get("type") == "image" and images:
             part["image"] = images.pop(0)

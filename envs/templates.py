@@ -13,12 +13,15 @@ def parse_template(text: str) -> Any:
     import jinja2
     from jinja2.sandbox import SandboxedEnvironment
 
-    jinja = SandboxedEnvironment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja = SandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     return jinja.from_string(text)
 
 
 def render_template(path: str | Path, variables: Mapping[str, Any]) -> str:
-    """Render a Jinja file in Jinja's sandbox, with observations as values; raises ConfigError if it cannot."""
+    """Render a Jinja file in Jinja's sandbox, with observations as values; raises ConfigError if it
+    cannot."""
     import jinja2
 
     path = Path(path)

@@ -1,8 +1,9 @@
-"""Bases of games with one named action or one free command per turn: parsing, penalty and bookkeeping.
+"""Bases of games with one named action or one free command per turn: parsing, penalty and
+bookkeeping.
 
-Every response executes exactly one legal action. An invalid one executes the default action and receives the format
-penalty instead of the game's reward. Of a free command, only the game can tell whether it understood it; one that it
-does not understand does not change it.
+Every response executes exactly one legal action. An invalid one executes the default action and
+receives the format penalty instead of the game's reward. Of a free command, only the game can tell
+whether it understood it; one that it does not understand does not change it.
 """
 
 import abc
@@ -15,7 +16,14 @@ from typing import Any, ClassVar, Literal, Self, SupportsFloat
 
 from pydantic import model_validator
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, describe_task, make_observation, read_env_settings
+from envs.base import (
+    BaseInteractionEnv,
+    Observation,
+    StepInfo,
+    describe_task,
+    make_observation,
+    read_env_settings,
+)
 from envs.calls import outside_thoughts
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, place_of_method
 from envs.loading import finish
@@ -28,7 +36,9 @@ ANSWER_FORMAT = (
     "ACTION: one allowed action"
 )
 COMMAND_FORMAT = (
-    "Choose your next move. Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: one command"
+    "Choose your next move. Answer in exactly this form:\n"
+    "THINK: your reasoning, step by step\n"
+    "ACTION: one command"
 )
 IMAGE_ONLY = "The picture shows what you see."
 """Text of every observation under `vlm: only`."""
@@ -52,22 +62,25 @@ class GameSettings(Settings):
     """Sentence that refuses `vlm`, in games that cannot draw."""
 
     preset: Literal["verlog", "balrog"] = "verlog"
-    """Defaults: `verlog` for training, `balrog` to measure as BALROG does. Keys that you set yourself win over both."""
+    """Defaults: `verlog` for training, `balrog` to measure as BALROG does. Keys that you set
+    yourself win over both."""
     binary_reward: bool = False
     """Replace every positive reward by 1."""
     format_penalty: float = Field(0.1, ge=0)
-    """Minus this number is the reward of a response without a legal action; with 0, it is the game's own reward."""
+    """Minus this number is the reward of a response without a legal action; with 0, it is the
+    game's own reward."""
     max_steps: int | None = Field(None, ge=1)
     """Steps after which an episode is truncated; null for the game's own limit."""
     vlm: bool | Literal["only"] = False
     """Add an image to every observation; `only` shows it instead of the text."""
     show_time_left: bool = False
-    """Add the time left, in tenths of `max_steps`, to the short-term part of each observation. Returns of a game that
-    ends at a limit depend on it, and a critic sees only the prompt."""
+    """Add the time left, in tenths of `max_steps`, to the short-term part of each observation.
+    Returns of a game that ends at a limit depend on it, and a critic sees only the prompt."""
     prompt_template: str | None = None
     """Path of a Jinja file that replaces the built-in instruction."""
     shaping: float = Field(0.0, ge=0)
-    """Weight of a potential-based reward for getting closer to the goal, in BabyAI, BabaIsAI, Sokoban and ALFWorld."""
+    """Weight of a potential-based reward for getting closer to the goal, in BabyAI, BabaIsAI,
+    Sokoban and ALFWorld."""
     shaping_gamma: float = Field(0.99, ge=0, le=1)
     """Discount of the shaping reward per turn; set it to the run's `gamma_step`."""
 
@@ -83,7 +96,10 @@ class GameSettings(Settings):
         if self.vlm and self.no_pictures:
             raise ConfigError(f"env.vlm: {self.no_pictures}; set it to false")
         if self.vlm == "only" and self.show_time_left:
-            raise ConfigError("env.show_time_left adds text, which vlm: only hides; use vlm: true, or leave it out")
+            raise ConfigError(
+                "env.show_time_left adds text, which vlm: only hides; use vlm: true, or leave it "
+                "out"
+            )
         return self
 
 
@@ -101,7 +117,12 @@ class Frame:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kinds = {"long_term": str, "short_term": str, "reward": (float, SupportsFloat), "metrics": (dict, Mapping)}
+        kinds = {
+            "long_term": str,
+            "short_term": str,
+            "reward": (float, SupportsFloat),
+            "metrics": (dict, Mapping),
+        }
         for name, kind in kinds.items():
             if not isinstance(value := getattr(self, name), kind):
                 wanted = Frame.__annotations__[name].__name__
@@ -118,13 +139,17 @@ class TextGame(BaseInteractionEnv):
 
     @classmethod
     def from_sample(cls, sample: Any, args: Any) -> Self:
-        """Build the episode of `sample.metadata` and `args.env`; the class must take (task, seed, settings)."""
+        """Build the episode of `sample.metadata` and `args.env`; the class must take (task, seed,
+        settings)."""
         make: Any = cls
         return make(*describe_task(sample), read_env_settings(cls.settings_model, args))
 
     def __init__(self, settings: GameSettings) -> None:
         if settings.shaping and type(self).distance_left is TextGame.distance_left:
-            raise ConfigError(f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to 0")
+            raise ConfigError(
+                f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to "
+                "0"
+            )
         self.settings = settings
         self.max_steps = settings.max_steps or self.max_steps
         self._running, self._potential = False, 0.0
@@ -144,12 +169,14 @@ class TextGame(BaseInteractionEnv):
         return candidate if candidate in self.actions else None
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
-        """Play the action that the candidate names, else the default action; return (action or None, frame)."""
+        """Play the action that the candidate names, else the default action; return (action or
+        None, frame)."""
         action = self.translate(candidate)
         return action, finish(self.play(self.default_action if action is None else action))
 
     def distance_left(self) -> float:
-        """Remaining distance to the goal, about 1 at the start and 0 at the goal; called only for shaping."""
+        """Remaining distance to the goal, about 1 at the start and 0 at the goal; called only for
+        shaping."""
         raise NotImplementedError
 
     def reset(self) -> Observation:
@@ -165,7 +192,9 @@ class TextGame(BaseInteractionEnv):
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:
-            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+            raise EpisodeOverError(
+                "step was called before reset or after the episode's end; call reset first"
+            )
         self._turns += 1
         candidate, span = find_action(response_text)
         action, frame = self.attempt(candidate)
@@ -188,11 +217,14 @@ class TextGame(BaseInteractionEnv):
         return self._observe(frame), not self._running, info
 
     def _checked(self, frame: Any, method: str) -> Frame:
-        """Return what the method returned; raises EnvironmentFault, with its place, unless it is a Frame."""
+        """Return what the method returned; raises EnvironmentFault, with its place, unless it is a
+        Frame."""
         if isinstance(frame, Frame):
             return frame
         said = "None" if frame is None else f"a {type(frame).__name__}"
-        raise EnvironmentFault(f"`{method}` returned {said}; return a Frame ({place_of_method(self, method)})")
+        raise EnvironmentFault(
+            f"`{method}` returned {said}; return a Frame ({place_of_method(self, method)})"
+        )
 
     def _pay(self, reward: float, valid: bool) -> float:
         if not valid and self.settings.format_penalty:
@@ -200,11 +232,13 @@ class TextGame(BaseInteractionEnv):
         return 1.0 if self.settings.binary_reward and reward > 0 else float(reward)
 
     def _shaping(self) -> float:
-        """gamma * potential(after) - potential(before), with potential 0 at the end (Ng, Harada and Russell 1999).
+        """gamma * potential(after) - potential(before), with potential 0 at the end (Ng, Harada and
+        Russell 1999).
 
-        Discounted with `shaping_gamma`, the payments of an episode add up to minus its first potential whatever was
-        played, so the best policy does not change. This also holds if the potential depends on time or history
-        (Devlin and Kudenko 2012). The time limit counts as an end, as `bootstrap_on_time_limit: false` assumes.
+        Discounted with `shaping_gamma`, the payments of an episode add up to minus its first
+        potential whatever was played, so the best policy does not change. This also holds if the
+        potential depends on time or history (Devlin and Kudenko 2012). The time limit counts as an
+        end, as `bootstrap_on_time_limit: false` assumes.
         """
         if not self.settings.shaping:
             return 0.0
@@ -225,16 +259,21 @@ class TextGame(BaseInteractionEnv):
         """Variables for the prompt template."""
         return {
             "mission": self.mission,
-            "actions": dict(self.actions) if isinstance(self.actions, Mapping) else list(self.actions),
+            "actions": dict(self.actions)
+            if isinstance(self.actions, Mapping)
+            else list(self.actions),
             "max_steps": self.max_steps,
         }
 
     def render_prompt(self) -> str:
-        return render_template(self.settings.prompt_template or self.template_path, self.prompt_variables())
+        return render_template(
+            self.settings.prompt_template or self.template_path, self.prompt_variables()
+        )
 
 
 class PlannedGame(TextGame):
-    """A game whose scripted player plans its way to the goal; the length of the plan measures the distance."""
+    """A game whose scripted player plans its way to the goal; the length of the plan measures the
+    distance."""
 
     _whole_way = 0
 
@@ -259,7 +298,8 @@ class PlannedGame(TextGame):
 
 
 class CommandGame(TextGame):
-    """A game with free commands. Subclasses implement `start` and `try_command`, and may restrict `translate`."""
+    """A game with free commands. Subclasses implement `start` and `try_command`, and may restrict
+    `translate`."""
 
     answer_format = COMMAND_FORMAT
     actions = ()
@@ -280,7 +320,9 @@ class CommandGame(TextGame):
     def play(self, action: str) -> Frame:
         frame = finish(self.try_command(action))
         if frame is None:
-            raise EnvironmentFault(f"the game does not understand its own default command {action!r}")
+            raise EnvironmentFault(
+                f"the game does not understand its own default command {action!r}"
+            )
         return frame
 
     def translate(self, candidate: str) -> str | None:
@@ -288,7 +330,8 @@ class CommandGame(TextGame):
 
 
 def text_parts(value: Any) -> tuple[str, str] | None:
-    """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything else."""
+    """Return the long-term and short-term text of a text or of BALROG's mapping; None for anything
+    else."""
     match value:
         case str():
             return value, ""
@@ -302,8 +345,9 @@ def text_parts(value: Any) -> tuple[str, str] | None:
 def find_action(response_text: str) -> tuple[str, tuple[int, int]]:
     """Return the text that names the action, and its [start, end) characters in the response.
 
-    As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last `action:`, else
-    after the last word `Action`, else the whole response. Thoughts are no part of it, whether they end or not.
+    As in Verlog's `extract_action`, this is the text after the last `ACTION:`, else after the last
+    `action:`, else after the last word `Action`, else the whole response. Thoughts are no part of
+    it, whether they end or not.
     """
     start, end = outside_thoughts(response_text)
     for marker in _MARKERS:
@@ -325,7 +369,8 @@ def first_line(candidate: str) -> str:
 
 
 def clean_command(candidate: str) -> str | None:
-    """Read the first line as one command of plain words, without quotes and markup; None if it is not one."""
+    """Read the first line as one command of plain words, without quotes and markup; None if it is
+    not one."""
     command = " ".join(first_line(candidate).strip("\"'`*>. \t").split())
     if len(command) > MAX_CHARACTERS or not _COMMAND.fullmatch(command):
         return None
@@ -348,5 +393,6 @@ def offset_in_words(dx: int, dy: int, words: Sequence[str], joint: str = ", ") -
 
 
 def list_commands(commands: Sequence[str]) -> str:
-    """Return the line of the observation that lists the commands that would work now, if there are any."""
+    """Return the line of the observation that lists the commands that would work now, if there are
+    any."""
     return f"Commands that work now: {', '.join(commands)}." if commands else ""

@@ -1,7 +1,8 @@
 """Stops code in the main thread after a number of seconds.
 
-The main thread is interrupted by a separate signal, so that the code keeps SIGALRM for itself. Code that waits in a
-system call, for a lock or in a loop is interrupted; compiled code that never returns is not.
+The main thread is interrupted by a separate signal, so that the code keeps SIGALRM for itself. Code
+that waits in a system call, for a lock or in a loop is interrupted; compiled code that never
+returns is not.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ THREAD = "time-limit"
 REMINDER_S = 1.0
 """Seconds after which code that swallowed the interruption is interrupted again."""
 _limits: "list[tuple[float, type[TimeUp]]]" = []
-"""When each limit that is in force is over, in `time.monotonic` seconds, from the outermost inwards."""
+"""When each limit that is in force is over, in `time.monotonic` seconds, from the outermost
+inwards."""
 
 
 class TimeUp(BaseException):
@@ -30,7 +32,8 @@ def in_main_thread() -> bool:
 
 @contextlib.contextmanager
 def limited(seconds: float, error: type[TimeUp]) -> Iterator[None]:
-    """Raise `error` inside the block after this many seconds; only for the main thread. Limits may be nested."""
+    """Raise `error` inside the block after this many seconds; only for the main thread. Limits may
+    be nested."""
     if signal.getsignal(SIGNAL) is not _interrupt:
         signal.signal(SIGNAL, _interrupt)
     depth, over = len(_limits), threading.Event()

@@ -1,1 +1,2 @@
-"""Commands and log hooks that show what a policy does: evaluation tables, metrics, trajectories, demonstrations."""
+"""Commands and log hooks that show what a policy does: evaluation tables, metrics, trajectories,
+demonstrations."""

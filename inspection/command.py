@@ -1,7 +1,9 @@
-"""The command `slime-verlog`: looks at environments, models and runs before, during and after training.
+"""The command `slime-verlog`: looks at environments, models and runs before, during and after
+training.
 
-Each part is a module of this package with `add_arguments(parser)` and `run(options)`, which returns the exit code. It
-imports other packages inside `run`, so that `--help` answers at once, even before they are installed.
+Each part is a module of this package with `add_arguments(parser)` and `run(options)`, which returns
+the exit code. It imports other packages inside `run`, so that `--help` answers at once, even before
+they are installed.
 """
 
 import argparse
@@ -38,7 +40,9 @@ def module_of(part: str) -> ModuleType:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one part; its exit code is 0 only if all went well."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = argparse.ArgumentParser(prog="slime-verlog", description="The author's bench of slime-verlog.")
+    parser = argparse.ArgumentParser(
+        prog="slime-verlog", description="The author's bench of slime-verlog."
+    )
     parser.add_argument("--version", action="version", version=f"slime-verlog {VERSION}")
     parts = parser.add_subparsers(dest="part", required=True, metavar="PART")
     chosen = next((word for word in given if not word.startswith("-")), None)

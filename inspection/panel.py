@@ -3,9 +3,9 @@
     slime-verlog panel custom_configs/babyai.yaml
     slime-verlog panel custom_configs/babyai.yaml --episodes 128 --set eval.seed_start=2000
 
-Two results are about the same episodes if their hashes are equal. The tables of evaluations and studies have it, too.
-It covers environments, tasks, options, turn limits and seeds, and does not depend on the machine, the number of
-workers, the order of tasks or files, or the version of Python.
+Two results are about the same episodes if their hashes are equal. The tables of evaluations and
+studies have it, too. It covers environments, tasks, options, turn limits and seeds, and does not
+depend on the machine, the number of workers, the order of tasks or files, or the version of Python.
 """
 
 import argparse
@@ -15,9 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("config", metavar="YAML", help="as for --custom-config-path")
     parser.add_argument(
-        "--episodes", type=int, metavar="N", help="episodes per task; default: the YAML's eval.episodes"
+        "--episodes",
+        type=int,
+        metavar="N",
+        help="episodes per task; default: the YAML's eval.episodes",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; repeatable"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
-"""Reads and writes `episodes.jsonl`: one episode per line, as `rollout.play.transcript.Transcript.facts` describes it.
+"""Reads and writes `episodes.jsonl`: one episode per line, as
+`rollout.play.transcript.Transcript.facts` describes it.
 
-Two keys are added to the facts: `setting` (the point of a sweep, `-` without one) and `player`. A recorded prompt is
-read as messages with roles, and what each prompt shows for the first time.
+Two keys are added to the facts: `setting` (the point of a sweep, `-` without one) and `player`. A
+recorded prompt is read as messages with roles, and what each prompt shows for the first time.
 """
 
 import json
@@ -34,7 +35,9 @@ _OPENINGS = (
     re.compile(r"<start_of_turn>(?P<role>\w+)\n"),  # Gemma
     re.compile(r"<\|(?P<role>system|user|assistant|observation|tool)\|>\n?"),  # GLM, Phi
 )
-CLOSINGS = re.compile(r"(<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>)\s*$")
+CLOSINGS = re.compile(
+    r"(<\|im_end\|>|<\|eot_id\|>|<\|end_of_text\|>|<end_of_turn>|<\|end\|>|<\|endoftext\|>)\s*$"
+)
 _ROLES = {"model": "assistant", "observation": "tool"}
 
 
@@ -73,17 +76,20 @@ class _Episode(BaseModel):
 
 
 def append_episode(path: Path, episode: Record, player: str, setting: str = "-") -> None:
-    """Add one episode to the file as a single line, so that an interrupted run loses no finished episode."""
+    """Add one episode to the file as a single line, so that an interrupted run loses no finished
+    episode."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"setting": setting, "player": player, **episode}, ensure_ascii=False, default=str)
+    line = json.dumps(
+        {"setting": setting, "player": player, **episode}, ensure_ascii=False, default=str
+    )
     append_text(path, line + "\n")
 
 
 def read_episodes(path: Path, quiet: bool = False) -> Iterator[Record]:
     """Yield the episodes of a file, or of `episodes.jsonl` in a folder.
 
-    A cut last line is left out, with a note unless `quiet`. Raises ConfigError if the file cannot be read, or a line is
-    not an episode.
+    A cut last line is left out, with a note unless `quiet`. Raises ConfigError if the file cannot
+    be read, or a line is not an episode.
     """
     path = path / FILE if path.is_dir() else path
     try:
@@ -95,9 +101,14 @@ def read_episodes(path: Path, quiet: bool = False) -> Iterator[Record]:
                     if line.endswith(b"\n"):
                         reason = getattr(error, "msg", error)
                         hint = "delete this line, or copy the file again"
-                        raise ConfigError(f"{path}, line {number}, is not JSON ({reason}); {hint}") from error
+                        raise ConfigError(
+                            f"{path}, line {number}, is not JSON ({reason}); {hint}"
+                        ) from error
                     if not quiet:
-                        print(f"note: {path}: the last record is cut, and is left out.", file=sys.stderr)
+                        print(
+                            f"note: {path}: the last record is cut, and is left out.",
+                            file=sys.stderr,
+                        )
                     return
                 _check_episode(episode, f"{path}, line {number},")
                 yield episode
@@ -111,7 +122,9 @@ def _check_episode(episode: Any, where: str) -> None:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][:3]))
-        raise ConfigError(f"{where} is not an episode: {place}: {first['msg']}".replace(": :", ":")) from error
+        raise ConfigError(
+            f"{where} is not an episode: {place}: {first['msg']}".replace(": :", ":")
+        ) from error
 
 
 def without_large(episode: Record) -> Record:
@@ -146,7 +159,8 @@ def _remove(path: Path) -> None:
 
 
 def split_template(text: str) -> list[dict[str, str]]:
-    """Return the messages of a rendered prompt; a single user message if no known template is recognised.
+    """Return the messages of a rendered prompt; a single user message if no known template is
+    recognised.
 
     The opening of the response, with which most prompts end, is left out.
     """
@@ -192,13 +206,18 @@ def split_prompts(episode: Record) -> tuple[list[Record], list[Record]]:
 
 
 def find_changes(messages: Sequence[Record], turns: Sequence[Record]) -> list[list[int]]:
-    """For each turn, the indexes of the messages in its prompt that are news; the last message always is."""
+    """For each turn, the indexes of the messages in its prompt that are news; the last message
+    always is."""
     seen: set[int] = set()
     recent: deque[str] = deque(maxlen=3)
     changes = []
     for turn in turns:
         prompt = turn["prompt"]
-        fresh = [i for i in prompt[:-1] if i not in seen and not (seen and _is_memory(messages[i], recent))]
+        fresh = [
+            i
+            for i in prompt[:-1]
+            if i not in seen and not (seen and _is_memory(messages[i], recent))
+        ]
         fresh += prompt[-1:]
         seen.update(prompt)
         recent.append("\n".join(text_of(messages[i]) for i in fresh))
@@ -234,7 +253,8 @@ def env_spec_of(episode: Record) -> EnvSpec:
 
 
 def token_ids_of(turns: Sequence[Record]) -> Iterator[Ids | None]:
-    """Ids of each turn's prompt and response, as `Transcript` records them; None if they are not recorded."""
+    """Ids of each turn's prompt and response, as `Transcript` records them; None if they are not
+    recorded."""
     known: list[int] = []
     for turn in turns:
         ids = turn.get("token_ids")
@@ -248,13 +268,15 @@ def token_ids_of(turns: Sequence[Record]) -> Iterator[Ids | None]:
 
 
 def rollout_of(path: Path) -> tuple[bool, int]:
-    """Whether a dump is of an evaluation, and the rollout's id, which is the last number in its name."""
+    """Whether a dump is of an evaluation, and the rollout's id, which is the last number in its
+    name."""
     digits = re.findall(r"\d+", path.stem)
     return "eval" in path.stem, int(digits[-1]) if digits else 0
 
 
 def write_jsonl(rows: Iterable[Record], path: Path) -> int:
-    """Write one row per line; returns their number. The file is replaced once all rows are written."""
+    """Write one row per line; returns their number. The file is replaced once all rows are
+    written."""
     count = 0
     with replacing(path) as part, open(part, "w", encoding="utf-8", errors="replace") as file:
         for row in rows:

@@ -1,14 +1,17 @@
-"""Scores recorded episodes with another reward or judge, without playing them, and compares old and new.
+"""Scores recorded episodes with another reward or judge, without playing them, and compares old and
+new.
 
     slime-verlog rescore outputs/evaluation --with my_reward.py:score --out outputs/rescored
     slime-verlog rescore outputs/evaluation --judge custom_configs/judge.yaml --out outputs/judged
 
-`score(episode)` gets an episode of episodes.jsonl: among others `task_name`, `seed`, `success`, `progression`,
-`messages`, and `story`, whose turns have `response`, `executed_action`, `valid` and `reward`. It returns a number,
-which is paid in the last turn, or a list with one reward per turn of the story.
+`score(episode)` gets an episode of episodes.jsonl: among others `task_name`, `seed`, `success`,
+`progression`, `messages`, and `story`, whose turns have `response`, `executed_action`, `valid` and
+`reward`. It returns a number, which is paid in the last turn, or a list with one reward per turn of
+the story.
 
-A judge is asked as in play, with its settings and rubric from `env.judge` of the YAML. It reads the prompt's last
-message as the observation, and the system message as the task. Failed episodes are left out.
+A judge is asked as in play, with its settings and rubric from `env.judge` of the YAML. It reads the
+prompt's last message as the observation, and the system message as the task. Failed episodes are
+left out.
 """
 
 from __future__ import annotations
@@ -28,11 +31,20 @@ FORM = "return a number, or one number per turn of its story"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("episodes", type=Path, metavar="RUN", help="folder of an evaluation, or a file of episodes")
+    parser.add_argument(
+        "episodes", type=Path, metavar="RUN", help="folder of an evaluation, or a file of episodes"
+    )
     by = parser.add_mutually_exclusive_group(required=True)
-    by.add_argument("--with", dest="function", metavar="FILE.py:FUNCTION", help="the new reward; or MODULE:FUNCTION")
+    by.add_argument(
+        "--with",
+        dest="function",
+        metavar="FILE.py:FUNCTION",
+        help="the new reward; or MODULE:FUNCTION",
+    )
     by.add_argument("--judge", metavar="YAML", help="a configuration of envs.judge")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="gets episodes.jsonl")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="gets episodes.jsonl"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the episodes in --out")
 
 
@@ -50,7 +62,10 @@ def run(options: argparse.Namespace) -> int:
     check_free(target, options.overwrite)
     source = options.episodes / FILE if options.episodes.is_dir() else options.episodes
     if target.resolve() == source.resolve():
-        raise ConfigError(f"--out {options.out} holds the episodes to score, which would be lost; give another folder")
+        raise ConfigError(
+            f"--out {options.out} holds the episodes to score, which would be lost; give another "
+            "folder"
+        )
     if options.judge:
         keys = read_yaml_mapping(options.judge, "configuration").get("env") or {}
         judge = read_settings(JudgedSettings, keys, "env.").judge
@@ -60,7 +75,12 @@ def run(options: argparse.Namespace) -> int:
     with replacing(target) as part:
         for episode in read_episodes(options.episodes, quiet=True):  # `compare` notes a cut record
             if episode.get("stop") != "failed" and episode["story"]:
-                append_episode(part, rescored(episode, score), episode.get("player", "-"), episode.get("setting", "-"))
+                append_episode(
+                    part,
+                    rescored(episode, score),
+                    episode.get("player", "-"),
+                    episode.get("setting", "-"),
+                )
                 kept += 1
         if not kept:
             raise ConfigError(f"{options.episodes} holds no episode that was played")
@@ -69,7 +89,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def rescored(episode: Mapping[str, Any], score: Score) -> dict[str, Any]:
-    """Return the episode with its new score; raises ConfigError if the function fails or returns something else."""
+    """Return the episode with its new score; raises ConfigError if the function fails or returns
+    something else."""
     from envs.errors import describe
     from slime_verlog import ConfigError, SlimeVerlogError
 
@@ -87,13 +108,16 @@ def rescored(episode: Mapping[str, Any], score: Score) -> dict[str, Any]:
     except (TypeError, ValueError):
         numbers = [math.nan]
     if len(numbers) != len(story) or not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"the new reward of {where} ({len(story)} turns) is {given!r:.200}; {FORM}")
+        raise ConfigError(
+            f"the new reward of {where} ({len(story)} turns) is {given!r:.200}; {FORM}"
+        )
     turns = [{**turn, "reward": reward} for turn, reward in zip(story, numbers, strict=True)]
     return {**episode, "story": turns, "return": sum(numbers)}
 
 
 def ask_judge(episode: Mapping[str, Any], settings: JudgeSettings) -> list[float]:
-    """Return the rewards of an episode that is played once more, from its record, before the judge."""
+    """Return the rewards of an episode that is played once more, from its record, before the
+    judge."""
     from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, text_of
     from envs.judge import JudgedEnv
 
@@ -102,11 +126,15 @@ def ask_judge(episode: Mapping[str, Any], settings: JudgeSettings) -> list[float
     played = [turn for turn in story if "summary" not in turn]
 
     class Recorded(BaseInteractionEnv):
-        instruction_prompt = "\n".join(text_of(message) for message in messages if message["role"] == "system")
+        instruction_prompt = "\n".join(
+            text_of(message) for message in messages if message["role"] == "system"
+        )
 
         def reset(self) -> Observation:
             self._left = iter(played)
-            self._shown = (make_observation(text_of(messages[turn["prompt"][-1]])) for turn in played)
+            self._shown = (
+                make_observation(text_of(messages[turn["prompt"][-1]])) for turn in played
+            )
             return next(self._shown)
 
         def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:

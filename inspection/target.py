@@ -1,4 +1,5 @@
-"""Reads what a command works on: a YAML, or an environment's module or file, with `--task` and `--set` applied."""
+"""Reads what a command works on: a YAML, or an environment's module or file, with `--task` and
+`--set` applied."""
 
 from __future__ import annotations
 
@@ -47,9 +48,15 @@ class Target:
 def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
     """Declare the options that choose a target, which may be left out if it is `optional`."""
     words = "YAML, or an environment: module name or .py file"
-    parser.add_argument("target", metavar="ENV_OR_YAML", nargs="?" if optional else None, help=words)
-    parser.add_argument("--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; repeatable")
+    parser.add_argument(
+        "target", metavar="ENV_OR_YAML", nargs="?" if optional else None, help=words
+    )
+    parser.add_argument(
+        "--task", help="one task; default: all tasks of the YAML, or the environment's DEFAULT_TASK"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a key; repeatable"
+    )
 
 
 def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> None:
@@ -63,26 +70,33 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
 
 
 def check_free(path: Path, overwrite: bool) -> None:
-    """Raise ConfigError if a file that a command is going to write exists and may not be replaced."""
+    """Raise ConfigError if a file that a command is going to write exists and may not be
+    replaced."""
     from slime_verlog import ConfigError
 
     if path.is_file() and not overwrite:
-        raise ConfigError(f"--out {path} exists; give another file, or replace this one with --overwrite")
+        raise ConfigError(
+            f"--out {path} exists; give another file, or replace this one with --overwrite"
+        )
 
 
 def evaluated(options: argparse.Namespace) -> dict[str, Any]:
-    """Read the YAML of an evaluation, with `--set` and `--episodes`; its keys are not checked. Raises ConfigError."""
+    """Read the YAML of an evaluation, with `--set` and `--episodes`; its keys are not checked.
+    Raises ConfigError."""
     from rollout.bridge.settings import set_key, with_assignments
     from slime_verlog import read_yaml_mapping
 
     config = with_assignments(read_yaml_mapping(options.config, "YAML"), options.set, "--set")
-    return config if options.episodes is None else set_key(config, "eval.episodes", options.episodes)
+    return (
+        config if options.episodes is None else set_key(config, "eval.episodes", options.episodes)
+    )
 
 
 def read_target(
     path: str, task: str | None = None, overrides: Sequence[str] = (), default: str | None = None
 ) -> Target:
-    """Read a YAML, or make the configuration of an environment that is given alone; raises ConfigError for a mistake.
+    """Read a YAML, or make the configuration of an environment that is given alone; raises
+    ConfigError for a mistake.
 
     A YAML without `tasks` has the task `default`, if there is one.
     Modules in the current directory can be imported, as with `python -m`.
@@ -121,7 +135,8 @@ def _choose(settings: RolloutSettings, task: str | None) -> list[TaskSpec]:
 
 
 def default_task(path: str) -> str | None:
-    """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it; None without one."""
+    """The literal `DEFAULT_TASK` of an environment's module, which is read without importing it;
+    None without one."""
     with suppress(ImportError, OSError, SyntaxError, ValueError):
         spec = None if path.endswith(".py") else importlib.util.find_spec(path)
         file = spec.origin or "" if spec is not None else path

@@ -1,8 +1,10 @@
-"""Saves and loads the rollout's state beside the model's checkpoint: cursors, live episodes, kept warm-up segments.
+"""Saves and loads the rollout's state beside the model's checkpoint: cursors, live episodes, kept
+warm-up segments.
 
-A file is one line with its format and the SHA-256 of what follows, and then what `torch.save` wrote. It is synced in a
-separate folder and then renamed, so a crash leaves the previous file or none. PyTorch's restricted unpickler reads it,
-which makes nothing but the records that are listed here.
+A file is one line with its format and the SHA-256 of what follows, and then what `torch.save`
+wrote. It is synced in a separate folder and then renamed, so a crash leaves the previous file or
+none. PyTorch's restricted unpickler reads it, which makes nothing but the records that are listed
+here.
 """
 
 import hashlib
@@ -20,7 +22,16 @@ import torch
 
 from rollout.errors import CheckpointError
 from rollout.tokens.token_prefix import TokenPrefix
-from rollout.turn import FinishReason, Generation, ImageChain, NotesEvent, Prompt, Segment, StopReason, Turn
+from rollout.turn import (
+    FinishReason,
+    Generation,
+    ImageChain,
+    NotesEvent,
+    Prompt,
+    Segment,
+    StopReason,
+    Turn,
+)
 
 FORMAT = b"slime-verlog rollout 7"
 """What the first line begins with; the number rises when the records change."""
@@ -33,7 +44,8 @@ def checkpoint_path(folder: str, rollout_id: int) -> Path:
 
 @dataclass(frozen=True)
 class SourceState:
-    """The state of an `EpisodeSource` between batches; `buffer` has episode ids, `slots` comes from `slots_state`."""
+    """The state of an `EpisodeSource` between batches; `buffer` has episode ids, `slots` comes from
+    `slots_state`."""
 
     next_episode: int
     next_group: int
@@ -44,13 +56,24 @@ class SourceState:
     """Seed of training episode 0, if it is not the YAML's."""
 
 
-_RECORDS = (SourceState, Segment, Turn, Prompt, ImageChain, Generation, StopReason, FinishReason, NotesEvent)
+_RECORDS = (
+    SourceState,
+    Segment,
+    Turn,
+    Prompt,
+    ImageChain,
+    Generation,
+    StopReason,
+    FinishReason,
+    NotesEvent,
+)
 _ARRAYS = (list, array, cast(Any, array("f")).__reduce_ex__(2)[0])
 """How lists of token ids and arrays of log-probs are pickled."""
 
 
 def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
-    """Write the state under slime's `--save` folder; raises CheckpointError, with the previous file untouched."""
+    """Write the state under slime's `--save` folder; raises CheckpointError, with the previous file
+    untouched."""
     path = checkpoint_path(folder, rollout_id)
     writing = path.parent / ".writing"
     temporary = writing / path.name
@@ -74,10 +97,11 @@ def save_state(source: SourceState, folder: str, rollout_id: int) -> None:
 
 
 def load_state(load: str | None, save: str | None, rollout_id: int | None) -> SourceState | None:
-    """Return the state that `save_state` wrote for `rollout_id`; None in a fresh run (no id, -1, or no `load`).
+    """Return the state that `save_state` wrote for `rollout_id`; None in a fresh run (no id, -1, or
+    no `load`).
 
-    While the actor is frozen, slime resumes with `load` still naming the initial weights, so `save` is searched too.
-    Raises CheckpointError for a missing, damaged or foreign file.
+    While the actor is frozen, slime resumes with `load` still naming the initial weights, so `save`
+    is searched too. Raises CheckpointError for a missing, damaged or foreign file.
     """
     if rollout_id is None or rollout_id < 0 or not load:
         return None
@@ -90,13 +114,15 @@ def read_state(path: Path) -> SourceState:
     """Read and check one file; raises CheckpointError as `load_state`."""
     if not path.exists():
         raise CheckpointError(
-            f"{path} does not exist, so the live episodes of that step are unknown; load a step that has one, or "
-            "pass --start-rollout-id 0 to begin with fresh episodes"
+            f"{path} does not exist, so the live episodes of that step are unknown; load a step "
+            "that has one, or pass --start-rollout-id 0 to begin with fresh episodes"
         )
     with path.open("rb") as file:
         line, body = file.readline(200), file.read()
     if not line.startswith(FORMAT):
-        raise CheckpointError(f"{path} is not a rollout checkpoint of this version: it must begin with {FORMAT!r}")
+        raise CheckpointError(
+            f"{path} is not a rollout checkpoint of this version: it must begin with {FORMAT!r}"
+        )
     if line != _first_line(body):
         raise CheckpointError(f"{path} is damaged: its content does not match its checksum")
     try:

@@ -1,4 +1,5 @@
-"""Batches cut from slots that never stop playing, also while the trainer works (`rollout/batches/stream.py`)."""
+"""Batches cut from slots that never stop playing, also while the trainer works
+(`rollout/batches/stream.py`)."""
 
 import asyncio
 from typing import Any
@@ -19,12 +20,16 @@ from slime_verlog import BAR_S
 def generate_rollout(
     args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Return the stream's next batch, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
+    """Return the stream's next batch, or the held-out episodes if `evaluation` (slime's
+    `--rollout-function-path`).
 
     Raises:
-        ConfigError: as `rollout.fixed_turn.generate_rollout`, or the engine does not say which weights wrote what.
-        EngineError: as there, or a turn spanned a weight update more often than `max_turn_retries` allows.
-        EncodingError, FailureBudgetError, PlayerError, MissingDependencyError, CheckpointError: as there.
+        ConfigError: as `rollout.fixed_turn.generate_rollout`, or the engine does not say which
+            weights wrote what.
+        EngineError: as there, or a turn spanned a weight update more often than `max_turn_retries`
+            allows.
+        EncodingError, FailureBudgetError, PlayerError, MissingDependencyError, CheckpointError: as
+            there.
     """
     return rollout_with(collect, args, rollout_id, data_source, evaluation)
 
@@ -49,7 +54,9 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
             batch = await stream.next_batch(rollout_id)
             pending = stream.pending  # before anything is awaited, because the slots play on
         stream.on_turn = lambda: None
-    if runtime.flags.colocate or runtime.flags.offload_rollout:  # the engine gives its GPUs to the trainer
+    if (
+        runtime.flags.colocate or runtime.flags.offload_rollout
+    ):  # the engine gives its GPUs to the trainer
         await stream.pause()
     load, stood_s = await stream.since_last_batch()
     warn_of_bottleneck(runtime, load, stood_s)
@@ -60,7 +67,13 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     batch.metrics = await asyncio.to_thread(
         batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, tasks
     )
-    batch.metrics |= {"rollout/turns_pending": float(pending), "rollout/turns_masked_as_stale": float(batch.masked)}
+    batch.metrics |= {
+        "rollout/turns_pending": float(pending),
+        "rollout/turns_masked_as_stale": float(batch.masked),
+    }
     batch.metrics["rollout/slots_at_limit"] = stood_s / (load.engine.seconds or 1.0)
-    batch.metrics |= {"rollout/stale_wait_s": batch.waited_s, **({} if age is None else {"turn/token_staleness": age})}
+    batch.metrics |= {
+        "rollout/stale_wait_s": batch.waited_s,
+        **({} if age is None else {"turn/token_staleness": age}),
+    }
     return batch

@@ -1,6 +1,7 @@
 """slime's data source: tasks and seeds from the YAML; `save` and `load` carry live episodes.
 
-Invariant: an episode's task and seed depend on its id alone, not on the order in which requests finish.
+Invariant: an episode's task and seed depend on its id alone, not on the order in which requests
+finish.
 """
 
 import json
@@ -25,10 +26,12 @@ from rollout.turn import Segment
 
 
 class EpisodeSource:
-    """slime's `--data-source-path`; it also holds what the fixed-turn rollout keeps between batches."""
+    """slime's `--data-source-path`; it also holds what the fixed-turn rollout keeps between
+    batches."""
 
     def __init__(self, args: Any) -> None:
-        """Read and check the YAML and the flags; raises ConfigError, which names the key or the flag to change."""
+        """Read and check the YAML and the flags; raises ConfigError, which names the key or the
+        flag to change."""
         self.settings = load_settings(args)
         check_flags(args, self.settings)
         self.flags = RolloutFlags.read(args)
@@ -38,9 +41,12 @@ class EpisodeSource:
         self._written: SourceState | None = None
         self.tasks = read_tasks(self.settings)
         self.eval_tasks = read_tasks(self.settings, self.settings.eval)
-        # slime pushes after each rollout with --release-train, and has no critic-only steps without a critic.
+        # slime pushes after each rollout with --release-train, and has no critic-only steps without
+        # a critic.
         interval = 1 if self.flags.release_train else self.flags.update_weights_interval
-        self.clock = WeightClock(interval, self.flags.num_critic_only_steps if self.flags.use_critic else 0)
+        self.clock = WeightClock(
+            interval, self.flags.num_critic_only_steps if self.flags.use_critic else 0
+        )
         self.next_episode = 0
         """Next id for `get_samples`; slots of the fixed-turn rollout number their own."""
         self.next_group = 0
@@ -53,11 +59,12 @@ class EpisodeSource:
         self.kept: list[Segment] = []
         """Segments kept by the critic's warm-up."""
         self.snapshots: dict[int, SourceState] = {}
-        """State at the end of the newest two rollouts, by rollout id. Under `train_async.py`, slime saves rollout r
-        when batch r + 1 has already been played."""
+        """State at the end of the newest two rollouts, by rollout id. Under `train_async.py`, slime
+        saves rollout r when batch r + 1 has already been played."""
 
     def _begin_behind_the_critics_seeds(self) -> None:
-        """Skip the seeds of a pretrained critic: its values of turns that it was trained on are too good."""
+        """Skip the seeds of a pretrained critic: its values of turns that it was trained on are too
+        good."""
         path = seeds_file(self._args, "load")
         if self.settings.value_pretraining.batches or path is None or not path.is_file():
             return
@@ -70,7 +77,8 @@ class EpisodeSource:
         self.settings = self.settings.model_copy(update={"seed_start": seed})
 
     def _write_seeds(self, state: SourceState) -> None:
-        """Note beside the critic which seeds value pretraining has used, for the PPO that starts from it."""
+        """Note beside the critic which seeds value pretraining has used, for the PPO that starts
+        from it."""
         path = seeds_file(self._args, "save")
         if not self.settings.value_pretraining.batches or path is None:
             return
@@ -79,27 +87,38 @@ class EpisodeSource:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(used), encoding="utf-8")
 
-    def staleness(self, segments: Sequence[Segment], rollout_id: int, *, asked_since: bool) -> list[int]:
-        """Count actor updates from playing to training: one int per turn, in the order of the segments; -1: unknown.
+    def staleness(
+        self, segments: Sequence[Segment], rollout_id: int, *, asked_since: bool
+    ) -> list[int]:
+        """Count actor updates from playing to training: one int per turn, in the order of the
+        segments; -1: unknown.
 
         `asked_since`: the turns were played after slime asked for this batch.
         """
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         if known := [version for version in versions if version is not None]:
-            self.clock.learn(rollout_id, max(known), asked_since=asked_since)  # an engine may have missed a push
-        return [-1 if version is None else self.clock.staleness(version, rollout_id) for version in versions]
+            self.clock.learn(
+                rollout_id, max(known), asked_since=asked_since
+            )  # an engine may have missed a push
+        return [
+            -1 if version is None else self.clock.staleness(version, rollout_id)
+            for version in versions
+        ]
 
     def episode(self, episode_id: int) -> EpisodeSpec:
         """Make the training episode with this id."""
         task = pick_task(self.tasks, self.flags.rollout_seed, episode_id)
-        return make_episode(self.settings, task, episode_id, training_seed(self.settings, episode_id))
+        return make_episode(
+            self.settings, task, episode_id, training_seed(self.settings, episode_id)
+        )
 
     def eval_episodes(self) -> list[EpisodeSpec]:
         """List all held-out episodes: the same seeds for every task."""
         return held_out_episodes(self.settings, self.eval_tasks)
 
     def get_samples(self, num_samples: int) -> list[list[Sample]]:
-        """Hand out `num_samples` groups, each as `group` makes it: aborted ones first, then those of new episodes."""
+        """Hand out `num_samples` groups, each as `group` makes it: aborted ones first, then those
+        of new episodes."""
         groups = self.buffer[:num_samples]
         del self.buffer[: len(groups)]
         while len(groups) < num_samples:
@@ -127,26 +146,34 @@ class EpisodeSource:
         """Copy the current state, so that later batches do not change it."""
         buffer = [episode_id_of(group[0]) for group in self.buffer]
         slots = slots_state(self.slots) or self.saved_slots
-        return SourceState(self.next_episode, self.next_group, buffer, slots, list(self.kept), self._first_seed)
+        return SourceState(
+            self.next_episode, self.next_group, buffer, slots, list(self.kept), self._first_seed
+        )
 
     def end_batch(self, rollout_id: int, slots: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Keep the state at the end of a rollout for `save`, and write it now if slime is going to save this rollout.
+        """Keep the state at the end of a rollout for `save`, and write it now if slime is going to
+        save this rollout.
 
-        `slots` is the slots' state at the end of the batch, if they have played on since. Raises as `save`.
+        `slots` is the slots' state at the end of the batch, if they have played on since. Raises as
+        `save`.
         """
         state = replace(self.state(), slots=list(slots)) if slots else self.state()
-        self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {rollout_id: state}
+        self.snapshots = {r: kept for r, kept in self.snapshots.items() if r == rollout_id - 1} | {
+            rollout_id: state
+        }
         if self.flags.saves_after(rollout_id):
             self._write(state, rollout_id)
 
     def save(self, rollout_id: int) -> None:
-        """Write the state at the end of this rollout (in slime's own loop, the current state) for a resume.
+        """Write the state at the end of this rollout (in slime's own loop, the current state) for a
+        resume.
 
         Raises CheckpointError for a rollout that was not played, or if the file cannot be written.
         """
         if self.snapshots and rollout_id not in self.snapshots:
             raise CheckpointError(
-                f"the state of rollout {rollout_id} is not known; the newest rollouts are {sorted(self.snapshots)}"
+                f"the state of rollout {rollout_id} is not known; the newest rollouts are "
+                f"{sorted(self.snapshots)}"
             )
         state = self.snapshots.get(rollout_id) or self.state()
         self._write(state, rollout_id)
@@ -163,17 +190,20 @@ class EpisodeSource:
             self._written = state
 
     def load(self, rollout_id: int | None = None) -> None:
-        """Restore what `save` wrote; does nothing in a fresh run. Raises CheckpointError as `load_state`."""
+        """Restore what `save` wrote; does nothing in a fresh run. Raises CheckpointError as
+        `load_state`."""
         state = load_state(self.flags.load, self.flags.save, rollout_id)
         if state is None:
             return
         if state.first_seed is not None:
             self._begin_at(state.first_seed)
         self.next_episode, self.next_group = state.next_episode, state.next_group
-        # The environments of aborted episodes ended with their process, so their groups are played from the start.
+        # The environments of aborted episodes ended with their process, so their groups are played
+        # from the start.
         self.buffer = [self.group(episode_id) for episode_id in state.buffer]
         self.kept, self.slots, self.saved_slots = state.kept, [], state.slots
 
     def __len__(self) -> int:
-        """Episodes never run out; slime divides this by the batch size to count an epoch's rollouts."""
+        """Episodes never run out; slime divides this by the batch size to count an epoch's
+        rollouts."""
         return 2**31

@@ -1,6 +1,8 @@
-"""The error model: an error is named after the boundary that was crossed, and only code there raises it.
+"""The error model: an error is named after the boundary that was crossed, and only code there
+raises it.
 
-An error that stops a batch names what reproduces it. A bad response of the model is data, never an error.
+An error that stops a batch names what reproduces it. A bad response of the model is data, never an
+error.
 """
 
 from envs.errors import ConfigError as ConfigError
@@ -16,10 +18,11 @@ PASSING = frozenset({"http_408", "http_409", "http_425", "http_429"})
 
 
 class EngineError(SlimeVerlogError, RuntimeError):
-    """The inference engine refused, disappeared or sent a malformed response; the turn may be sent again.
+    """The inference engine refused, disappeared or sent a malformed response; the turn may be sent
+    again.
 
-    `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>`, `other_weights` or
-    `bad_answer`.
+    `kind` is the name in the metrics: `refused`, `connection_lost`, `timeout`, `http_<status>`,
+    `other_weights` or `bad_answer`.
     """
 
     def __init__(self, text: str, kind: str = "bad_answer", *, too_long: bool = False) -> None:
@@ -32,7 +35,8 @@ class EngineError(SlimeVerlogError, RuntimeError):
 
     @property
     def is_final(self) -> bool:
-        """Whether the same request would be refused again: HTTP 4xx, except for rate limits and timeouts."""
+        """Whether the same request would be refused again: HTTP 4xx, except for rate limits and
+        timeouts."""
         return self.kind.startswith("http_4") and self.kind not in PASSING
 
     @property
@@ -46,7 +50,8 @@ class TurnAbortedError(EngineError):
 
 
 class WorkerFault(EnvironmentFault):
-    """An error in an environment, in one sentence, as the worker that ran the environment tells it."""
+    """An error in an environment, in one sentence, as the worker that ran the environment tells
+    it."""
 
     def __init__(self, sentence: str, kind: str = "EnvironmentFault", trace: str = "") -> None:
         """`kind` is the name of the error's class; `trace` is its traceback."""
@@ -56,7 +61,8 @@ class WorkerFault(EnvironmentFault):
 
 
 class SlowTurnFault(EnvironmentFault):
-    """New weights interrupted a turn more often than `max_turn_retries` allows, so its episode is given up."""
+    """New weights interrupted a turn more often than `max_turn_retries` allows, so its episode is
+    given up."""
 
 
 class EncodingError(SlimeVerlogError, ValueError):
@@ -64,12 +70,15 @@ class EncodingError(SlimeVerlogError, ValueError):
 
 
 class CheckpointError(SlimeVerlogError, RuntimeError):
-    """A rollout checkpoint is damaged, of another version, or something else; nothing was loaded."""
+    """A rollout checkpoint is damaged, of another version, or something else; nothing was
+    loaded."""
 
 
 class FailureBudgetError(SlimeVerlogError, RuntimeError):
-    """More episodes failed than the configured budget allows; the text says how to reproduce the last failure."""
+    """More episodes failed than the configured budget allows; the text says how to reproduce the
+    last failure."""
 
 
 class PlayerError(SlimeVerlogError, RuntimeError):
-    """A rollout process (`rollout_processes`) cannot be started, or rollout processes die again and again."""
+    """A rollout process (`rollout_processes`) cannot be started, or rollout processes die again and
+    again."""

@@ -26,13 +26,14 @@ logger = logging.getLogger(__name__)
 async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
     """Play all of `source.eval_episodes()`, `n_env` at a time.
 
-    `data[task]` has `rewards` (the return) and `truncated` of each episode in seed order, without those that failed
-    unless all did, and `samples` of all of them (the last turn, whose metadata describes the whole episode). `metrics`
-    come from `eval_metrics`.
+    `data[task]` has `rewards` (the return) and `truncated` of each episode in seed order, without
+    those that failed unless all did, and `samples` of all of them (the last turn, whose metadata
+    describes the whole episode). `metrics` come from `eval_metrics`.
 
     Raises:
-        EngineError: the engine did not answer within the allowed retries, or refused more than a single prompt.
-        ConfigError, EncodingError, PlayerError, MissingDependencyError: as `rollout.fixed_turn.generate_rollout`.
+        EngineError: the engine did not answer within the allowed retries, or refused more than a
+        single prompt. ConfigError, EncodingError, PlayerError, MissingDependencyError: as
+        `rollout.fixed_turn.generate_rollout`.
     """
     runtime = await get_runtime(args)
     results = await play_episodes(runtime, source.eval_episodes(), source.settings.n_env)
@@ -47,17 +48,28 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
             logger.warning(words, len(lost), len(group), name, lost[-1])
         data[name] = {
             "rewards": [result.facts()["return"] for result in played or group],
-            "truncated": [bool(result.turns and result.turns[-1].truncated) for result in played or group],
-            "samples": [evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group],
+            "truncated": [
+                bool(result.turns and result.turns[-1].truncated) for result in played or group
+            ],
+            "samples": [
+                evaluation_sample(runtime.samples, r.spec, r.turns, r.facts()) for r in group
+            ],
         }
     return RolloutFnEvalOutput(data=data, metrics=eval_metrics(by_task))
 
 
-async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once: int) -> list[EpisodeResult]:
-    """Play the episodes, `at_once` at a time; return their results in the order of `specs`. Raises as `evaluate`."""
+async def play_episodes(
+    runtime: Runtime, specs: Sequence[EpisodeSpec], at_once: int
+) -> list[EpisodeResult]:
+    """Play the episodes, `at_once` at a time; return their results in the order of `specs`. Raises
+    as `evaluate`."""
     places = asyncio.Semaphore(at_once)
-    play_one = partial(play_episode, runtime) if runtime.players is None else runtime.players.evaluate
-    with tqdm(total=len(specs), desc="evaluation", unit="episode", leave=False, mininterval=BAR_S) as progress:
+    play_one = (
+        partial(play_episode, runtime) if runtime.players is None else runtime.players.evaluate
+    )
+    with tqdm(
+        total=len(specs), desc="evaluation", unit="episode", leave=False, mininterval=BAR_S
+    ) as progress:
 
         async def one(spec: EpisodeSpec) -> EpisodeResult:
             async with places:
@@ -71,8 +83,9 @@ async def play_episodes(runtime: Runtime, specs: Sequence[EpisodeSpec], at_once:
 def eval_metrics(by_task: dict[str, list[EpisodeResult]]) -> dict[str, float]:
     """Compute each task's means as `eval/<task>/<name>`; rates and `progression` are from 0 to 1.
 
-    The names are `success`, its standard error `success_se`, `return`, `progression`, `turns` and `valid_action_ratio`,
-    over the `episodes` that did not fail; `episodes_failed` is the number of the others.
+    The names are `success`, its standard error `success_se`, `return`, `progression`, `turns` and
+    `valid_action_ratio`, over the `episodes` that did not fail; `episodes_failed` is the number of
+    the others.
     """
     metrics: dict[str, float] = {}
     for name, results in by_task.items():

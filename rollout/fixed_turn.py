@@ -1,7 +1,9 @@
-"""Batches of exactly `rollout_batch_size` x `n_samples_per_prompt` turns, from episodes that outlive the batch.
+"""Batches of exactly `rollout_batch_size` x `n_samples_per_prompt` turns, from episodes that
+outlive the batch.
 
-`n_env` slots share the batch's budget of turns. An episode that still runs at its end is cut: its next prompt becomes a
-bootstrap sample, and it continues in the next batch. No turn is thrown away or generated twice.
+`n_env` slots share the batch's budget of turns. An episode that still runs at its end is cut: its
+next prompt becomes a bootstrap sample, and it continues in the next batch. No turn is thrown away
+or generated twice.
 """
 
 import asyncio
@@ -36,19 +38,24 @@ logger = logging.getLogger(__name__)
 def generate_rollout(
     args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool = False
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Return one batch of turns, or the held-out episodes if `evaluation` (slime's `--rollout-function-path`).
+    """Return one batch of turns, or the held-out episodes if `evaluation` (slime's
+    `--rollout-function-path`).
 
-    A batch's `samples` has one list per segment: its turns, then its bootstrap sample, if any. In the last batch of
-    value pretraining, it has one list per turn. `metrics` are floats by name.
+    A batch's `samples` has one list per segment: its turns, then its bootstrap sample, if any. In
+    the last batch of value pretraining, it has one list per turn. `metrics` are floats by name.
     `rollout.evaluate.evaluate` says what comes back of held-out episodes.
 
     Raises:
-        ConfigError: flags and YAML contradict each other, the checkpoint has no tokenizer, or too few turns were kept
+        ConfigError: flags and YAML contradict each other, the checkpoint has no tokenizer, or too
+        few turns were kept
             for the critic's warm-up or value pretraining; the text says what to change.
-        EncodingError: the chat template does not support `history`, or does not show the environment's tools.
+        EncodingError: the chat template does not support `history`, or does not show the
+            environment's tools.
         EngineError: the engine refused a request, or did not answer within the allowed retries.
-        FailureBudgetError: too many episodes of the batch failed; the text says how to reproduce the last failure.
-        PlayerError: rollout processes (`rollout_processes`) cannot be started, or die again and again.
+        FailureBudgetError: too many episodes of the batch failed; the text says how to reproduce
+            the last failure.
+        PlayerError: rollout processes (`rollout_processes`) cannot be started, or die again and
+            again.
         MissingDependencyError: `env_backend` is `ray`, and Ray is not installed.
         CheckpointError: slime saves after this batch, and the rollout's state cannot be written.
     """
@@ -62,14 +69,16 @@ Collect = Callable[[Any, int, EpisodeSource], Awaitable[Batch]]
 def rollout_with(
     collector: Collect, args: Any, rollout_id: int, data_source: EpisodeSource, evaluation: bool
 ) -> RolloutFnTrainOutput | RolloutFnEvalOutput:
-    """Return the batch that `collector` plays, as slime's samples, or the held-out episodes if `evaluation`.
+    """Return the batch that `collector` plays, as slime's samples, or the held-out episodes if
+    `evaluation`.
 
     Raises as `generate_rollout`, ConfigError also for another data source than `EpisodeSource`.
     """
     if not isinstance(data_source, EpisodeSource):
         raise ConfigError(
-            f"fixed-turn batches are made of episodes, but the data source is a {type(data_source).__name__}: give "
-            "--data-source-path rollout.data_source.EpisodeSource"
+            "fixed-turn batches are made of episodes, but the data source is a "
+            f"{type(data_source).__name__}: give --data-source-path "
+            "rollout.data_source.EpisodeSource"
         )
     if evaluation:
         from rollout.evaluate import evaluate
@@ -85,7 +94,8 @@ async def collect_or_draw(
 ) -> RolloutFnTrainOutput:
     """Play this rollout's batch, or draw it from the turns that the critic's warm-up kept.
 
-    In value pretraining, the last batch holds the turns of all batches. Raises as `generate_rollout`.
+    In value pretraining, the last batch holds the turns of all batches. Raises as
+    `generate_rollout`.
     """
     runtime = await get_runtime(args)
     warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
@@ -113,12 +123,15 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     runtime = await get_runtime(args)
     await open_slots(runtime, source)
     slots, turns = source.slots, runtime.flags.turns_per_batch
-    # With more slots than turns, only the first ones play; the next batch begins where this one stops.
+    # With more slots than turns, only the first ones play; the next batch begins where this one
+    # stops.
     first = rollout_id * turns % len(slots)
     order = slots[first:] + slots[:first]
     meter = LoadMeter(runtime)
     await meter.take()  # what players did since the last batch is not this one's
-    with tqdm(total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False, mininterval=BAR_S) as progress:
+    with tqdm(
+        total=turns, desc=f"rollout {rollout_id}", unit="turn", leave=False, mininterval=BAR_S
+    ) as progress:
         collector = FixedTurns(runtime, len(slots), progress.update)
         async with full_gc_deferred():
             await gather(collector.play(slot) for slot in order)
@@ -130,7 +143,12 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     batch.staleness = source.staleness(batch.segments, rollout_id, asked_since=True)
     _warn_of_old_weights(runtime, source, max(batch.staleness))
     batch.metrics = await asyncio.to_thread(
-        batch_metrics, batch.segments, runtime.new_faults(), load, batch.staleness, len(source.tasks)
+        batch_metrics,
+        batch.segments,
+        runtime.new_faults(),
+        load,
+        batch.staleness,
+        len(source.tasks),
     )
     return batch
 
@@ -139,7 +157,9 @@ def _warn_of_old_weights(runtime: Runtime, source: EpisodeSource, oldest: int) -
     allowed = 0 if source.clock.after_each else source.clock.interval
     if oldest > allowed and "staleness" not in runtime.warned:
         runtime.warned.add("staleness")
-        logger.warning("turn/staleness_max is %d, above %d: an engine may not get new weights", oldest, allowed)
+        logger.warning(
+            "turn/staleness_max is %d, above %d: an engine may not get new weights", oldest, allowed
+        )
 
 
 class FixedTurns:
@@ -149,7 +169,8 @@ class FixedTurns:
         """`on_turn` is called after every turn."""
         turns, per_env = runtime.flags.turns_per_batch, runtime.settings.turn_quota == "per_env"
         self._left = [turns // slots] * slots if per_env else [turns]
-        """Turns left to issue: one number for all slots, or one per slot (`turn_quota: per_env`)."""
+        """Turns left to issue: one number for all slots, or one per slot (`turn_quota:
+        per_env`)."""
         self._runtime, self._on_turn = runtime, on_turn
         self._params = runtime.flags.sampling_params()
         self._failed = 0
@@ -166,7 +187,8 @@ class FixedTurns:
             await slot.leave()
 
     def _is_staggered(self, slot: Slot) -> bool:
-        """Whether the slot's first episode is given up here, so that slots do not stay in step (`stagger_turns`)."""
+        """Whether the slot's first episode is given up here, so that slots do not stay in step
+        (`stagger_turns`)."""
         settings, episode = self._runtime.settings, slot.episode
         if episode is None or episode.spec.episode_id != slot.number or not settings.stagger_turns:
             return False
@@ -174,11 +196,16 @@ class FixedTurns:
 
     def segments(self) -> list[Segment]:
         """What was played, in slot order."""
-        played = [segment for number in sorted(self._segments) for segment in self._segments[number]]
-        return [replace(segment, turns=self._runtime.trainable(segment.turns)) for segment in played]
+        played = [
+            segment for number in sorted(self._segments) for segment in self._segments[number]
+        ]
+        return [
+            replace(segment, turns=self._runtime.trainable(segment.turns)) for segment in played
+        ]
 
     async def may_issue(self, slot: Slot) -> bool:
-        """Take one turn from the budget that the slot uses, its own or the shared one; False if none is left."""
+        """Take one turn from the budget that the slot uses, its own or the shared one; False if
+        none is left."""
         place = slot.number % len(self._left)
         if self._left[place] == 0:
             return False
@@ -210,10 +237,12 @@ class FixedTurns:
 
 
 async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
-    """Make the source's slots, or restore those of a checkpoint; does nothing if there are slots already.
+    """Make the source's slots, or restore those of a checkpoint; does nothing if there are slots
+    already.
 
-    Slot k plays the episodes k, k + n_env, and so on. Live episodes of a checkpoint that cannot be restored are given
-    up and counted. Raises EncodingError, PlayerError and MissingDependencyError as `generate_rollout`.
+    Slot k plays the episodes k, k + n_env, and so on. Live episodes of a checkpoint that cannot be
+    restored are given up and counted. Raises EncodingError, PlayerError and MissingDependencyError
+    as `generate_rollout`.
     """
     if source.slots:
         return
@@ -231,7 +260,9 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
     """slime's samples for the batch's segments, in training groups that were never used before."""
     ids = source.take_group_ids(count_turns(batch.segments))
     # In a thread, because thousands of samples take long enough to stall the event loop.
-    return await asyncio.to_thread(build_samples, batch.segments, ids, runtime.samples, batch.staleness)
+    return await asyncio.to_thread(
+        build_samples, batch.segments, ids, runtime.samples, batch.staleness
+    )
 
 
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:

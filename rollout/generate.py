@@ -1,9 +1,10 @@
 """One whole episode inside slime's own outer loop (`--custom-generate-function-path`).
 
 An aborted episode keeps its environment and continues when slime hands its sample out again. With
-`--mask-offpolicy-in-partial-rollout`, the turns played before the abort are not trained. If an episode makes
-several samples, all belong to the training group of the sample that slime handed out. Every episode of a run returns
-the same form, a sample or a list, because slime decides by the first one.
+`--mask-offpolicy-in-partial-rollout`, the turns played before the abort are not trained. If an
+episode makes several samples, all belong to the training group of the sample that slime handed out.
+Every episode of a run returns the same form, a sample or a list, because slime decides by the first
+one.
 """
 
 import logging
@@ -32,27 +33,33 @@ async def generate(
 ) -> Sample | list[Sample]:
     """Play the episode that `sample.metadata` names (`task`, `seed`) to its end.
 
-    Returns one sample (`history: full`), or a list (`history: window`, `samples: turns`, or notes). An evaluation
-    returns the last sample alone, because slime takes the mean over samples. Every sample's reward is the episode's
-    return. Its status is COMPLETED, TRUNCATED after a limit, or FAILED with everything masked: the environment was lost
-    or could not start, for example because the metadata name no task and seed, or its first prompt does not fit. A
-    single ABORTED sample was stopped by slime's loop, and continues when slime hands it out again.
+    Returns one sample (`history: full`), or a list (`history: window`, `samples: turns`, or notes).
+    An evaluation returns the last sample alone, because slime takes the mean over samples. Every
+    sample's reward is the episode's return. Its status is COMPLETED, TRUNCATED after a limit, or
+    FAILED with everything masked: the environment was lost or could not start, for example because
+    the metadata name no task and seed, or its first prompt does not fit. A single ABORTED sample
+    was stopped by slime's loop, and continues when slime hands it out again.
 
     Raises:
         ConfigError: a setting or flag is invalid, or the checkpoint has no tokenizer.
-        EncodingError: the chat template does not support `history`, or does not show the environment's tools.
+        EncodingError: the chat template does not support `history`, or does not show the
+            environment's tools.
         EngineError: the engine refused a request, or did not answer within the allowed retries.
         MissingDependencyError: `env_backend` is `ray`, and Ray is not installed.
     """
     runtime = await get_runtime(args)
     settings, flags = runtime.settings, runtime.flags
-    spec = episode_spec(sample, settings.rollout_interaction_env_path, settings.env, settings.max_turns)
+    spec = episode_spec(
+        sample, settings.rollout_interaction_env_path, settings.env, settings.max_turns
+    )
     kept = parked_episodes(runtime)
     parked = kept.take(sample)
     whole = WholeEpisode(runtime, sampling_params, evaluation, parked.turns if parked else [])
     stale = len(whole.turns) if flags.mask_offpolicy_in_partial_rollout else 0
     longest = sampling_params.get("max_new_tokens") if evaluation else None
-    slot = Slot(lambda _: start_episode(runtime, spec, longest), episode=parked.episode if parked else None)
+    slot = Slot(
+        lambda _: start_episode(runtime, spec, longest), episode=parked.episode if parked else None
+    )
     try:
         await whole.play(slot)
         if whole.ended is None:
@@ -62,9 +69,15 @@ async def generate(
             return mark_aborted(sample)
     finally:
         await slot.leave()
-    if settings.group_estimator == "branches" and not evaluation and isinstance(whole.ended, Segment):
+    if (
+        settings.group_estimator == "branches"
+        and not evaluation
+        and isinstance(whole.ended, Segment)
+    ):
         try:
-            whole.ended = await with_baselines(runtime, spec, whole.ended, whole.played, sampling_params)
+            whole.ended = await with_baselines(
+                runtime, spec, whole.ended, whole.played, sampling_params
+            )
         except EnvironmentFault as fault:
             whole.ended = fault
     if isinstance(whole.ended, EnvironmentFault):
@@ -79,7 +92,9 @@ async def generate(
 class WholeEpisode:
     """Collects the turns of one episode until it ends or the outer loop has enough."""
 
-    def __init__(self, runtime: Runtime, params: Mapping[str, Any], evaluation: bool, turns: list[Turn]) -> None:
+    def __init__(
+        self, runtime: Runtime, params: Mapping[str, Any], evaluation: bool, turns: list[Turn]
+    ) -> None:
         """`turns` are those that were played before it was aborted."""
         self.turns = turns
         self.ended: Segment | EnvironmentFault | None = None
@@ -90,7 +105,9 @@ class WholeEpisode:
     async def play(self, slot: Slot) -> None:
         """Play to the end."""
         try:
-            await slot.live()  # before the first question whether slime has enough, because this may take long
+            await (
+                slot.live()
+            )  # before the first question whether slime has enough, because this may take long
         except EnvironmentFault as fault:
             self.ended = fault
         await play(slot, self)
@@ -133,10 +150,12 @@ class Parked:
 
 @dataclass
 class ParkedEpisodes:
-    """Parked episodes, oldest first, by their samples' identity, since indices repeat in an evaluation."""
+    """Parked episodes, oldest first, by their samples' identity, since indices repeat in an
+    evaluation."""
 
     dropped: int = 0
-    """Episodes closed for lack of room; each starts from the beginning when its sample is handed out again."""
+    """Episodes closed for lack of room; each starts from the beginning when its sample is handed
+    out again."""
     _parked: dict[int, Parked] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -153,7 +172,10 @@ class ParkedEpisodes:
             oldest = self._parked.pop(next(iter(self._parked)))
             self.dropped += 1
             if self.dropped == 1:
-                logger.warning("more than %d aborted episodes wait to continue; the oldest ones are closed", most)
+                logger.warning(
+                    "more than %d aborted episodes wait to continue; the oldest ones are closed",
+                    most,
+                )
             await oldest.episode.close()
 
     async def close(self) -> None:

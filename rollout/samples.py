@@ -1,4 +1,5 @@
-"""Converts samples to train data with the turn table; makes samples of episodes, value pretraining and evaluation."""
+"""Converts samples to train data with the turn table; makes samples of episodes, value pretraining
+and evaluation."""
 
 import random
 from collections import Counter
@@ -36,8 +37,11 @@ TOP_P = ("rollout_top_p_token_ids", "rollout_top_p_token_offsets")
 """Columns that replay the tokens which top-p kept."""
 
 
-def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str) -> list[Sample]:
-    """Put one masked token in place of an episode whose environment was lost, with every value that slime logs."""
+def failed_samples(
+    writer: SampleWriter, sample: Sample, spec: EpisodeSpec, fault: str
+) -> list[Sample]:
+    """Put one masked token in place of an episode whose environment was lost, with every value that
+    slime logs."""
     writer.make_inert(sample, group_of(sample))
     sample.status, sample.remove_sample = Sample.Status.FAILED, True
     sample.metadata = {
@@ -50,15 +54,24 @@ def failed_samples(writer: SampleWriter, sample: Sample, spec: EpisodeSpec, faul
 
 
 def pretraining_samples(
-    segments: Sequence[Segment], held_out: Set[int], group_ids: Sequence[int], seed: int, writer: SampleWriter
+    segments: Sequence[Segment],
+    held_out: Set[int],
+    group_ids: Sequence[int],
+    seed: int,
+    writer: SampleWriter,
 ) -> list[list[Sample]]:
-    """Make one list of samples per chain, in random order, and mark the turns of `held_out` episodes."""
+    """Make one list of samples per chain, in random order, and mark the turns of `held_out`
+    episodes."""
     shuffled = _shuffled(segments, group_ids, random.Random(f"value pretraining/{seed}"), writer)
     groups: dict[int, list[Sample]] = {}
     for segment, samples in zip(segments, build_samples(segments, shuffled, writer), strict=True):
         for sample in samples:
             row = row_of(sample)
-            if row is not None and row.kind is TurnKind.TURN and segment.turns[0].episode_id in held_out:
+            if (
+                row is not None
+                and row.kind is TurnKind.TURN
+                and segment.turns[0].episode_id in held_out
+            ):
                 set_row(sample, replace(row, kind=TurnKind.HELD_OUT))
             groups.setdefault(group_of(sample), []).append(sample)
     return [groups[group] for group in group_ids if group in groups]
@@ -87,10 +100,13 @@ def turns_per_sample(samples: Iterable[Sequence[Sample]]) -> float:
     return fmean(len(row.turns) for row in rows if row is not None and row.turns)
 
 
-def episode_samples(writer: SampleWriter, sample: Sample, segment: Segment, *, stale: int) -> list[Sample]:
+def episode_samples(
+    writer: SampleWriter, sample: Sample, segment: Segment, *, stale: int
+) -> list[Sample]:
     """Return the samples of the episode that `sample` asked for.
 
-    All are in one training group. The first `stale` turns, which were played before an abort, are masked.
+    All are in one training group. The first `stale` turns, which were played before an abort, are
+    masked.
     """
     group = group_of(sample)
     masked = [turn.without_loss() for turn in segment.turns[:stale]]
@@ -104,7 +120,8 @@ def episode_samples(writer: SampleWriter, sample: Sample, segment: Segment, *, s
 
 
 def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
-    """Copy to a sample what it shares with the sample that slime handed out, and the episode's facts."""
+    """Copy to a sample what it shares with the sample that slime handed out, and the episode's
+    facts."""
     part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
     part.prompt, part.label = whole.prompt, whole.label
     row = row_of(part)
@@ -120,7 +137,9 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
         "episode_turns": segment.episode_turns,
         "success": segment.turns[-1].progression >= 1.0,
         "valid_turns": sum(turn.valid for turn in played),
-        "length_stops": sum(turn.generation.finish_reason is FinishReason.LENGTH for turn in played),
+        "length_stops": sum(
+            turn.generation.finish_reason is FinishReason.LENGTH for turn in played
+        ),
         "notes_events": count_notes(played),
         "summaries": [dict(turn.summary) for turn in segment.turns if turn.summary is not None],
     }
@@ -132,7 +151,8 @@ def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
 def evaluation_sample(
     writer: SampleWriter, spec: EpisodeSpec, turns: Sequence[Turn], facts: Mapping[str, Any]
 ) -> Sample:
-    """Make the sample of a held-out episode's last turn; its metadata also holds the episode's `facts`."""
+    """Make the sample of a held-out episode's last turn; its metadata also holds the episode's
+    `facts`."""
     if turns:
         sample = chain_sample(writer, turns[-1:], 0, spec.episode_id, spec.name, [-1])
     else:
@@ -143,16 +163,21 @@ def evaluation_sample(
     return sample
 
 
-def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence[Sample]]) -> dict[str, Any]:
-    """Return slime's train data (`--custom-convert-samples-to-train-data-path`), with the turn table under `prompt`.
+def convert_samples_to_train_data(
+    args: Any, samples: Sequence[Sample | Sequence[Sample]]
+) -> dict[str, Any]:
+    """Return slime's train data (`--custom-convert-samples-to-train-data-path`), with the turn
+    table under `prompt`.
 
-    Every value is a list with one entry per sample. Entries with one number per token are numpy arrays: int32 tokens,
-    uint8 masks, float32 log-probs. Only the logs read `rewards`. There may be padding; its index is `PADDING_INDEX`,
-    its reward the mean of the others.
+    Every value is a list with one entry per sample. Entries with one number per token are numpy
+    arrays: int32 tokens, uint8 masks, float32 log-probs. Only the logs read `rewards`. There may be
+    padding; its index is `PADDING_INDEX`, its reward the mean of the others.
 
     Raises:
-        ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its loss mask has
-            another length than its response; or it lacks what a flag replays in training, such as log-probs.
+        ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its
+        loss mask has
+            another length than its response; or it lacks what a flag replays in training, such as
+            log-probs.
     """
     samples, flags = flatten(samples), RolloutFlags.read(args)
     samples = _with_padding(args, samples)
@@ -184,11 +209,12 @@ def convert_samples_to_train_data(args: Any, samples: Sequence[Sample | Sequence
 
 
 def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
-    """Add padding: a sample for each group without one, and those that each step lacks to `samples_multiple`.
+    """Add padding: a sample for each group without one, and those that each step lacks to
+    `samples_multiple`.
 
-    The groups are those of turns that share a sample with an earlier turn. With them, slime counts as many groups and
-    takes the same steps as with a sample per turn, so the order of the groups is kept. The others join the step's last
-    group. Each is a separate segment.
+    The groups are those of turns that share a sample with an earlier turn. With them, slime counts
+    as many groups and takes the same steps as with a sample per turn, so the order of the groups is
+    kept. The others join the step's last group. Each is a separate segment.
     """
     multiple, step = samples_multiple(args), RolloutFlags.read(args).global_batch_size
     writer = SampleWriter(args, int(samples[0].tokens[0]))
@@ -213,8 +239,9 @@ def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
 def _mean_length(row: TurnRow, mask: Sequence[int]) -> float:
     """The mean number of trained tokens in the sample's trained turns; 0 without one.
 
-    Divided by it, the sample counts as much as its turns do in samples of their own. It is below the number of trained
-    tokens, as for no other sample; `advantage.training.losses.turn_weights` then lets every turn count as much.
+    Divided by it, the sample counts as much as its turns do in samples of their own. It is below
+    the number of trained tokens, as for no other sample; `advantage.training.losses.turn_weights`
+    then lets every turn count as much.
     """
     lengths = [sum(mask[turn.start : turn.end]) for turn in row.turns]
     trained = [length for length in lengths if length]
@@ -224,7 +251,9 @@ def _mean_length(row: TurnRow, mask: Sequence[int]) -> float:
 def _loss_mask(sample: Sample) -> list[int]:
     mask = sample.loss_mask if sample.loss_mask is not None else [1] * sample.response_length
     if len(mask) != sample.response_length:
-        raise ConfigError(f"sample {sample.index}: {len(mask)} mask entries for {sample.response_length} tokens")
+        raise ConfigError(
+            f"sample {sample.index}: {len(mask)} mask entries for {sample.response_length} tokens"
+        )
     return [0] * sample.response_length if sample.remove_sample else mask
 
 
@@ -232,35 +261,54 @@ def _row(sample: Sample) -> TurnRow:
     row = row_of(sample)
     if row is None:
         raise ConfigError(
-            f"sample {sample.index} has no turn row; use this converter with --rollout-function-path "
-            "rollout.fixed_turn.generate_rollout or --custom-generate-function-path rollout.generate.generate"
+            f"sample {sample.index} has no turn row; use this converter with "
+            "--rollout-function-path rollout.fixed_turn.generate_rollout or "
+            "--custom-generate-function-path rollout.generate.generate"
         )
     return row
 
 
 def _optional(samples: Sequence[Sample], flags: RolloutFlags) -> dict[str, list[Any]]:
-    """The columns that at least one sample has; raises ConfigError if a sample lacks what training replays."""
+    """The columns that at least one sample has; raises ConfigError if a sample lacks what training
+    replays."""
     experts = [sample.rollout_routed_experts for sample in samples]
     log_probs = [sample.rollout_log_probs for sample in samples]
     columns: dict[str, list[Any]] = {
-        "rollout_log_probs": [None if found is None else np.array(found, np.float32) for found in log_probs],
-        "rollout_routed_experts": [None if found is None else torch.as_tensor(found) for found in experts],
+        "rollout_log_probs": [
+            None if found is None else np.array(found, np.float32) for found in log_probs
+        ],
+        "rollout_routed_experts": [
+            None if found is None else torch.as_tensor(found) for found in experts
+        ],
         "multimodal_train_inputs": [sample.multimodal_train_inputs for sample in samples],
         "teacher_log_probs": [getattr(sample, "teacher_log_probs", None) for sample in samples],
-        **{name: [getattr(sample, name) for sample in samples] for name in (TOP_P if flags.rollout_top_p != 1 else ())},
+        **{
+            name: [getattr(sample, name) for sample in samples]
+            for name in (TOP_P if flags.rollout_top_p != 1 else ())
+        },
         "round_number": [facts_of(sample).get("round_number") for sample in samples],
         "source_names": [facts_of(sample).get("task_name") for sample in samples],
     }
     needed = {
-        "rollout_routed_experts": (flags.use_rollout_routing_replay, "leave --use-rollout-routing-replay out"),
+        "rollout_routed_experts": (
+            flags.use_rollout_routing_replay,
+            "leave --use-rollout-routing-replay out",
+        ),
         TOP_P[0]: (flags.rollout_top_p != 1, "keep --rollout-top-p at 1"),
-        "rollout_log_probs": (flags.use_rollout_logprobs, "leave --use-rollout-logprobs out, without policy_loss: dis"),
+        "rollout_log_probs": (
+            flags.use_rollout_logprobs,
+            "leave --use-rollout-logprobs out, without policy_loss: dis",
+        ),
     }
     for name, (is_needed, advice) in needed.items():
         missing = sum(value is None for value in columns.get(name, ()))
         if is_needed and missing:
             raise ConfigError(
-                f"training needs {name}, but {missing} of {len(samples)} samples have none, because the engine did not "
-                f"return it; use an engine that does, or {advice}"
+                f"training needs {name}, but {missing} of {len(samples)} samples have none, "
+                f"because the engine did not return it; use an engine that does, or {advice}"
             )
-    return {name: values for name, values in columns.items() if any(value is not None for value in values)}
+    return {
+        name: values
+        for name, values in columns.items()
+        if any(value is not None for value in values)
+    }

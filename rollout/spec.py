@@ -1,4 +1,5 @@
-"""Records that describe an episode and its environment; worker processes import them without torch."""
+"""Records that describe an episode and its environment; worker processes import them without
+torch."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from envs.call_form import CallForm
 from slime_verlog import ConfigError
 
 CHARS_PER_TOKEN = 4
-"""Of English text, about; whether something fits is estimated with it where no tokenizer is loaded."""
+"""Of English text, about; whether something fits is estimated with it where no tokenizer is
+loaded."""
 DEFAULT_MAX_TURNS = 1000
 """Turns after which a held-out episode ends if neither the YAML nor the environment limits it."""
 
@@ -27,7 +29,8 @@ class ObservationLimits:
 
 @dataclass(frozen=True)
 class EnvSpec:
-    """Everything needed to build an environment, picklable; with the responses, also to replay an episode."""
+    """Everything needed to build an environment, picklable; with the responses, also to replay an
+    episode."""
 
     env_path: str
     metadata: Mapping[str, Any]
@@ -46,7 +49,10 @@ class EnvSpec:
         from envs.loading import call_build_env
 
         sample = SimpleNamespace(
-            metadata=dict(self.metadata), label=self.label, prompt=self.prompt, multimodal_inputs=self.multimodal_inputs
+            metadata=dict(self.metadata),
+            label=self.label,
+            prompt=self.prompt,
+            multimodal_inputs=self.multimodal_inputs,
         )
         args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
         env = call_build_env(self.env_path, sample, args)
@@ -67,10 +73,12 @@ class Replay(NamedTuple):
 
 @dataclass(frozen=True)
 class Past:
-    """The first turns of a recorded episode, which an evaluation plays again before it asks the player."""
+    """The first turns of a recorded episode, which an evaluation plays again before it asks the
+    player."""
 
     turns: Sequence[Mapping[str, Any]]
-    """As `rollout.play.transcript.Transcript` records them: with `response`, and `token_ids` if they are known."""
+    """As `rollout.play.transcript.Transcript` records them: with `response`, and `token_ids` if
+    they are known."""
     digests: Sequence[str]
     """Digests of everything that the environment showed before the first new turn."""
     name: str
@@ -79,18 +87,24 @@ class Past:
     def check(self, shown: Sequence[str], deterministic: bool = True) -> None:
         """Compare with the digests of what the environment has shown so far.
 
-        Raises ConfigError, with the turn, if they differ, or if the environment says that it cannot be replayed.
+        Raises ConfigError, with the turn, if they differ, or if the environment says that it cannot
+        be replayed.
         """
         if not deterministic:
-            raise ConfigError(f"{self.name} cannot be replayed: the environment says that it is not deterministic")
+            raise ConfigError(
+                f"{self.name} cannot be replayed: the environment says that it is not deterministic"
+            )
         stepped = [number for number, turn in enumerate(self.turns, 1) if "summary" not in turn]
         for before, now, recorded in zip([0, *stepped], shown, self.digests, strict=False):
             if now != recorded:
                 reason = "the environment, or a package that it uses, changed since, or is not deterministic"
-                raise ConfigError(f"the replay of {self.name} shows something else in turn {before + 1}: {reason}")
+                raise ConfigError(
+                    f"the replay of {self.name} shows something else in turn {before + 1}: {reason}"
+                )
 
     def check_notes(self, turn: int, writes_notes: bool) -> None:
-        """Raise ConfigError unless the prompt of a recorded turn, counted from 0, asks for notes as it did then."""
+        """Raise ConfigError unless the prompt of a recorded turn, counted from 0, asks for notes as
+        it did then."""
         if writes_notes is not ("summary" in self.turns[turn]):
             reason = "the memory asks for notes in other turns than when it was recorded"
             raise ConfigError(f"the replay of {self.name} differs in turn {turn + 1}: {reason}")
@@ -104,7 +118,8 @@ class EpisodeSpec:
     name: str
     env: EnvSpec
     session_id: str | None = None
-    """Key by which the router keeps the episode's requests on one engine; None to use the episode's id."""
+    """Key by which the router keeps the episode's requests on one engine; None to use the episode's
+    id."""
     past: Past | None = None
     """The beginning of an evaluation's episode; training does not read it."""
 

@@ -1,4 +1,5 @@
-"""Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads torch."""
+"""Tasks and episodes of a configuration: which there are, and how one is drawn. Nothing here loads
+torch."""
 
 import asyncio
 import hashlib
@@ -21,19 +22,27 @@ def read_tasks(settings: RolloutSettings, held_out: EvalSettings | None = None) 
     if not entries:
         env = settings.rollout_interaction_env_path
         raise ConfigError(
-            f"tasks is empty; name at least one task of {env}, as tasks: [NAME]; only a run on slime's own data set "
-            "(--prompt-data) needs none"
+            f"tasks is empty; name at least one task of {env}, as tasks: [NAME]; only a run on "
+            "slime's own data set (--prompt-data) needs none"
         )
-    specs = expand_tasks(entries, default_env_path=settings.rollout_interaction_env_path, default_options=settings.env)
+    specs = expand_tasks(
+        entries,
+        default_env_path=settings.rollout_interaction_env_path,
+        default_options=settings.env,
+    )
     if sum(task.weight for task in specs) <= 0:
         raise ConfigError("the weights of tasks must add up to more than 0")
     return specs
 
 
-def try_each_task(settings: RolloutSettings, look: Callable[[EpisodeSpec, EnvReply], None] | None = None) -> list[str]:
-    """Try one episode of every task in a worker process; returns notes about what could not be tried.
+def try_each_task(
+    settings: RolloutSettings, look: Callable[[EpisodeSpec, EnvReply], None] | None = None
+) -> list[str]:
+    """Try one episode of every task in a worker process; returns notes about what could not be
+    tried.
 
-    `look` gets the first reply of each. Raises SlimeVerlogError, with file, line and fix, for anything wrong.
+    `look` gets the first reply of each. Raises SlimeVerlogError, with file, line and fix, for
+    anything wrong.
     """
     from rollout.workers.trial import try_environments
 
@@ -58,9 +67,9 @@ def held_out_episodes(settings: RolloutSettings, tasks: list[TaskSpec]) -> list[
 def panel_hash(episodes: Iterable[EpisodeSpec]) -> str:
     """Hash which episodes are held out, as 12 hexadecimal digits.
 
-    What counts are the environments, tasks, options, turn limits and seeds; their order does not, and repeats do not.
-    Of a file or folder with an absolute path, and of a Python file, only the name counts. So the hash is the same on
-    every machine and in every version of Python.
+    What counts are the environments, tasks, options, turn limits and seeds; their order does not,
+    and repeats do not. Of a file or folder with an absolute path, and of a Python file, only the
+    name counts. So the hash is the same on every machine and in every version of Python.
     """
     rows: set[str] = set()
     for episode in episodes:
@@ -83,9 +92,13 @@ def _portable(value: Any) -> Any:
 
 
 def training_seed(settings: RolloutSettings, episode_id: int) -> int:
-    """The seed of a training episode: `seed_start` and those after it, without the held-out seeds."""
+    """The seed of a training episode: `seed_start` and those after it, without the held-out
+    seeds."""
     seed, held_out = settings.seed_start + episode_id, settings.eval
-    first, end = max(settings.seed_start, held_out.seed_start), held_out.seed_start + held_out.episodes
+    first, end = (
+        max(settings.seed_start, held_out.seed_start),
+        held_out.seed_start + held_out.episodes,
+    )
     return seed + max(0, end - first) if seed >= first else seed
 
 
@@ -94,8 +107,15 @@ def pick_task(tasks: list[TaskSpec], seed: int, episode_id: int) -> TaskSpec:
     return random.Random(f"{seed}/{episode_id}").choices(tasks, [task.weight for task in tasks])[0]
 
 
-def make_episode(settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int) -> EpisodeSpec:
+def make_episode(
+    settings: RolloutSettings, task: TaskSpec, episode_id: int, seed: int
+) -> EpisodeSpec:
     """The episode of one task and seed, as the environment pool starts it."""
     metadata = {"task": task.task, "seed": seed}
-    env = EnvSpec(env_path=task.env_path, metadata=metadata, options=dict(task.options), max_turns=settings.max_turns)
+    env = EnvSpec(
+        env_path=task.env_path,
+        metadata=metadata,
+        options=dict(task.options),
+        max_turns=settings.max_turns,
+    )
     return EpisodeSpec(episode_id=episode_id, name=task.name, env=env)

@@ -1,4 +1,5 @@
-"""Records of a turn, of an environment's reply and of an episode's turns in a batch, and the enums of their states."""
+"""Records of a turn, of an environment's reply and of an episode's turns in a batch, and the enums
+of their states."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 class _Word(enum.StrEnum):
-    """A text that is pickled by its value. Python before 3.11.4 pickles a call of `getattr`, which torch rejects."""
+    """A text that is pickled by its value. Python before 3.11.4 pickles a call of `getattr`, which
+    torch rejects."""
 
     def __reduce_ex__(self, protocol: object) -> Any:
         return type(self), (self.value,)
@@ -71,7 +73,8 @@ class SampleKind(_Word):
 
 
 class NotesEvent(_Word):
-    """What a valid response did to the model's notes; each is logged as `turn/notes_<value>_ratio`."""
+    """What a valid response did to the model's notes; each is logged as
+    `turn/notes_<value>_ratio`."""
 
     WRITTEN = "written"
     """It has a line of notes with text."""
@@ -86,9 +89,11 @@ class NotesEvent(_Word):
 
 
 class ImageChain(Mapping[str, "torch.Tensor"]):
-    """Training inputs of several images, in order: one tensor per key, concatenated along dim 0 on each read.
+    """Training inputs of several images, in order: one tensor per key, concatenated along dim 0 on
+    each read.
 
-    A turn's prompt holds only references to its images' tensors, so an episode's memory grows linearly.
+    A turn's prompt holds only references to its images' tensors, so an episode's memory grows
+    linearly.
     """
 
     def __init__(self, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
@@ -120,14 +125,16 @@ class Generation:
     text: str
     finish_reason: FinishReason
     weight_versions: tuple[str, ...] = ()
-    """Weight versions that produced the tokens, in order; more than one if the weights changed during the response."""
+    """Weight versions that produced the tokens, in order; more than one if the weights changed
+    during the response."""
     meta_info: Mapping[str, Any] = field(default_factory=dict)
     """SGLang's meta_info without the per-token lists, for slime's own bookkeeping."""
     trained: bool = True
-    """False masks every token: the response was altered on arrival, so its log-probs are not its own, or the
-    turn is older than `max_staleness`."""
+    """False masks every token: the response was altered on arrival, so its log-probs are not its
+    own, or the turn is older than `max_staleness`."""
     version_ends: tuple[int, ...] = ()
-    """Of each of `weight_versions`, the number of tokens up to its last one; empty if the engine does not say."""
+    """Of each of `weight_versions`, the number of tokens up to its last one; empty if the engine
+    does not say."""
     stop_id: int | None = None
     """The token that ended the response; None if it was cut or a text ended it."""
 
@@ -136,13 +143,14 @@ class Generation:
 class Prompt:
     """One turn's input: token ids, and the images whose placeholders they contain, in order.
 
-    `image_data` goes to the engine, `train_inputs` (pixel tensors and grids) to training. `engine_ids` is set if the
-    engine needs unexpanded placeholders. `seen_tool` is true if the prompt shows a tool's result, because some chat
-    templates open the first result differently.
+    `image_data` goes to the engine, `train_inputs` (pixel tensors and grids) to training.
+    `engine_ids` is set if the engine needs unexpanded placeholders. `seen_tool` is true if the
+    prompt shows a tool's result, because some chat templates open the first result differently.
     """
 
     token_ids: Sequence[int]
-    """A `TokenPrefix` from the encoder: 4 bytes per token, shared by an episode's appended prompts."""
+    """A `TokenPrefix` from the encoder: 4 bytes per token, shared by an episode's appended
+    prompts."""
     image_data: list[str] = field(default_factory=list)
     train_inputs: ImageChain | None = None
     engine_ids: Sequence[int] | None = None
@@ -188,9 +196,11 @@ class EnvReply:
     whole_prompts: bool = False
     """Whether `messages` are the whole prompt."""
     continues: tuple[int, int] | None = None
-    """The turn that the prompt continues, and the number of its first message after that turn's response."""
+    """The turn that the prompt continues, and the number of its first message after that turn's
+    response."""
     facts: Sequence[str] = ()
-    """What a good memory holds now, if the environment says so; see `envs.base.BaseInteractionEnv`."""
+    """What a good memory holds now, if the environment says so; see
+    `envs.base.BaseInteractionEnv`."""
     was_cut: bool = False
     """Whether text or images were left out because the observation exceeded its limits."""
 
@@ -201,13 +211,19 @@ class EnvReply:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of what the agent sees and is paid; a replay with other digests played another episode.
+        """Hash of what the agent sees and is paid; a replay with other digests played another
+        episode.
 
         It is kept, and pickled with the reply, once it is computed.
         """
         hasher = hashlib.blake2b(digest_size=16)
         text = self.observation["text"]
-        parts = [text["long_term_context"], text["short_term_context"], self.observation["obs_str"], str(self.done)]
+        parts = [
+            text["long_term_context"],
+            text["short_term_context"],
+            self.observation["obs_str"],
+            str(self.done),
+        ]
         if self.info is not None:
             parts.append(repr(float(self.info["reward"])))
         for part in parts:
@@ -244,13 +260,15 @@ class Turn:
     notes_events: Sequence[str] = ()
     """Values of `NotesEvent`; empty after a summary."""
     summary: Mapping[str, float] | None = None
-    """Measures of the notes, each logged as `summary/<name>`, if the model wrote them in this turn."""
+    """Measures of the notes, each logged as `summary/<name>`, if the model wrote them in this
+    turn."""
     moves: bool = True
     """Whether the environment moved after the response, so that the discounts of a step apply."""
     baseline: float = 0.0
     """Mean return of continuations from before the turn, with `group_estimator: branches`."""
     spans: tuple[Span, ...] = ()
-    """Requests to the engine, then the environment's step; empty unless `rollout.bridge.trace.is_traced`."""
+    """Requests to the engine, then the environment's step; empty unless
+    `rollout.bridge.trace.is_traced`."""
 
     @property
     def done(self) -> bool:
@@ -262,7 +280,8 @@ class Turn:
 
     @property
     def stepped(self) -> bool:
-        """Whether the environment got the response; not if the model wrote its notes in a separate turn."""
+        """Whether the environment got the response; not if the model wrote its notes in a separate
+        turn."""
         return self.summary is None
 
 
@@ -273,7 +292,8 @@ class Segment:
     task_name: str
     turns: tuple[Turn, ...]
     bootstrap: Prompt | None
-    """The prompt after the last turn, whose value stands in for the rest of the episode; None if it counts as 0."""
+    """The prompt after the last turn, whose value stands in for the rest of the episode; None if it
+    counts as 0."""
     stop: StopReason
     episode_return: float = 0.0
     """Sum of the episode's rewards so far, earlier batches included."""
@@ -290,7 +310,8 @@ class Batch:
     slots: list[Mapping[str, Any]] = field(default_factory=list)
     """The slots' state after the batch; empty unless the slots kept playing after it was cut."""
     staleness: Sequence[int] | None = None
-    """Actor updates between playing and training each turn, -1 where unknown; None for kept turns of the warm-up."""
+    """Actor updates between playing and training each turn, -1 where unknown; None for kept turns
+    of the warm-up."""
     waited_s: float = 0.0
     """Seconds for which it had enough turns and waited for turns that would have become too old."""
     masked: int = 0
@@ -298,7 +319,8 @@ class Batch:
 
 
 def discounted_return(turns: Sequence[tuple[float, bool]], gamma: float) -> float:
-    """Sum the rewards of turns, each given as reward and `moves`, discounted by the environment's moves before it."""
+    """Sum the rewards of turns, each given as reward and `moves`, discounted by the environment's
+    moves before it."""
     total = 0.0
     for reward, moves in reversed(turns):
         total = reward + (gamma if moves else 1.0) * total

@@ -1,10 +1,11 @@
-"""MkDocs hook: links from pages to the code that they name, and pages that are made from other files.
+"""MkDocs hook: links from pages to the code that they name, and pages that are made from other
+files.
 
 CONTRIBUTING.md and CHANGELOG.md become pages, and examples/run_crafter.md shows what
 `bash scripts/run_crafter.sh --flat` prints.
 
-A page writes `advantage/hook.py::compute_advantages`. In the site this is a link to the line of that function in a page
-with the file's source. The line is looked up when the site is built.
+A page writes `advantage/hook.py::compute_advantages`. In the site this is a link to the line of
+that function in a page with the file's source. The line is looked up when the site is built.
 """
 
 import ast
@@ -29,22 +30,32 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".j2": "jinja"}
 
 
 def on_config(config: Any) -> None:
-    """Let this checkout's packages be imported; while a hook itself is loaded, MkDocs undoes changes of the path."""
+    """Let this checkout's packages be imported; while a hook itself is loaded, MkDocs undoes
+    changes of the path."""
     sys.path[:0] = [str(ROOT)]
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that are made from files outside docs/, and a page for each source file that a page names."""
+    """Add the pages that are made from files outside docs/, and a page for each source file that a
+    page names."""
     for name, file in PAGES.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
-    files.append(File.generated(config, "examples/run_crafter.md", content=_flat_run("run_crafter.sh")))
-    named = {path for page in files.documentation_pages() for path, _ in NAMED.findall(page.content_string)}
+    files.append(
+        File.generated(config, "examples/run_crafter.md", content=_flat_run("run_crafter.sh"))
+    )
+    named = {
+        path
+        for page in files.documentation_pages()
+        for path, _ in NAMED.findall(page.content_string)
+    }
     for path in sorted(path for path in named if (ROOT / path).is_file()):
         text = (ROOT / path).read_text(encoding="utf-8").rstrip()
         code = f'`````{LANGUAGES[Path(path).suffix]} linenums="1"\n{text}\n`````\n'
         head = "---\nsearch: {exclude: true}\nhide: [toc]\n---\n"
-        files.append(File.generated(config, f"source/{path}.md", content=f"{head}# {path}\n\n{code}"))
+        files.append(
+            File.generated(config, f"source/{path}.md", content=f"{head}# {path}\n\n{code}")
+        )
     return files
 
 
@@ -67,8 +78,14 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
         if source is None:  # a file of another repository, such as slime's scripts/models
             return match[0]
         anchor = f"#__codelineno-0-{_line_of(path, name)}" if name else ""
-        shown = re.sub(r"(/|_|(?=::))(?=[\w:])", r"\1<wbr>", match[0].removeprefix("<code>").removesuffix("</code>"))
-        return f'<a href="{get_relative_url(source.url, page.url)}{anchor}"><code>{shown}</code></a>'
+        shown = re.sub(
+            r"(/|_|(?=::))(?=[\w:])",
+            r"\1<wbr>",
+            match[0].removeprefix("<code>").removesuffix("</code>"),
+        )
+        return (
+            f'<a href="{get_relative_url(source.url, page.url)}{anchor}"><code>{shown}</code></a>'
+        )
 
     return RENDERED.sub(link, html)
 

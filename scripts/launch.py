@@ -1,9 +1,10 @@
-"""Starts or resumes a run on a slime cluster: builds train.py's flags, checks them, and gives the job to Ray.
+"""Starts or resumes a run on a slime cluster: builds train.py's flags, checks them, and gives the
+job to Ray.
 
     python3 -m scripts.launch SCRIPT NAME=VALUE... -- OPTIONS
 
-The scripts call it with their variables' values, and with the options of their user. This file has PPO and what all
-kinds of runs share; SAO, supervised training and GEO3K are in `scripts/launcher/`.
+The scripts call it with their variables' values, and with the options of their user. This file has
+PPO and what all kinds of runs share; SAO, supervised training and GEO3K are in `scripts/launcher/`.
 """
 
 import argparse
@@ -45,7 +46,8 @@ ROLLOUT = """
 --rollout-temperature 1 --balance-data
 """
 EVAL = "--eval-interval {interval} --skip-eval-before-train --eval-prompt-data held-out from-the-yaml --eval-top-k 1"
-"""slime wants a data set to be named wherever it evaluates; the held-out episodes are those of the YAML."""
+"""slime wants a data set to be named wherever it evaluates; the held-out episodes are those of the
+YAML."""
 PPO = """
 --advantage-estimator ppo --num-critic-only-steps {critic_only} --normalize-advantages
 --kl-coef 0.001 --kl-loss-type k1 --entropy-coef 0.001
@@ -63,7 +65,8 @@ MISC = """
 --attention-backend flash
 """
 TENSORBOARD = "--use-tensorboard --tb-project-name slime-verlog --tb-experiment-name {name}"
-"""TENSORBOARD_DIR of the job's environment wins over these names, which whoever copies the flags without it needs."""
+"""TENSORBOARD_DIR of the job's environment wins over these names, which whoever copies the flags
+without it needs."""
 WANDB = "--use-wandb --wandb-project {project} --wandb-group {name}"
 
 
@@ -92,14 +95,18 @@ class Run(Generic[V]):
         self.slime = given.slime_path
         self.models = given.models
         self.run_dir = f"{given.output}/{self.name}"
-        if options.flat:  # names of variables; no such folder exists, so the run counts as a new one
+        if (
+            options.flat
+        ):  # names of variables; no such folder exists, so the run counts as a new one
             self.slime = "$SLIME_PATH"
             self.models = "$MODELS"
             self.run_dir = "$RUN_DIR"
         self.actor_dir = f"{self.run_dir}/actor"
         self.config_file = f"{self.run_dir}/config.yaml"
         self.hf_checkpoint = f"{self.models}/{self.model}"
-        self.reference = given.reference or f"{self.models}/{reference_name(self.model, self.images)}"
+        self.reference = (
+            given.reference or f"{self.models}/{reference_name(self.model, self.images)}"
+        )
         self.roles = ""
         self.warnings: list[str] = []
         """What preflight would warn about, as far as it can be told without slime."""
@@ -111,7 +118,8 @@ class Run(Generic[V]):
 
     @cached_property
     def config(self) -> str:
-        """The experiment's YAML as this run uses it; raises ConfigError if there is no such file."""
+        """The experiment's YAML as this run uses it; raises ConfigError if there is no such
+        file."""
         return read_config(self.given.config, self.model)
 
     def settings(self) -> RolloutSettings:
@@ -133,9 +141,14 @@ class Run(Generic[V]):
             found.append(f"no {job.program}; set SLIME_PATH to a slime checkout")
         if self.reference != self.hf_checkpoint and not Path(self.reference, TRACKER).is_file():
             model = f"{self.model}{' --images' if self.images else ''}"
-            found.append(f"{self.reference} holds no finished checkpoint; run: bash scripts/prepare_model.sh {model}")
+            found.append(
+                f"{self.reference} holds no finished checkpoint; run: bash "
+                f"scripts/prepare_model.sh {model}"
+            )
         if not job.groups["MODEL"]:
-            found.append(f"{self.slime} does not describe {self.model}, so the flags MODEL_ARGS are missing")
+            found.append(
+                f"{self.slime} does not describe {self.model}, so the flags MODEL_ARGS are missing"
+            )
         return found
 
     def before(self) -> None:
@@ -145,14 +158,20 @@ class Run(Generic[V]):
         """Say what can follow the finished job."""
 
     def build(self) -> Job:
-        """Write the run's YAML files, unless `--flat` prints them, and return the job; raises ConfigError."""
+        """Write the run's YAML files, unless `--flat` prints them, and return the job; raises
+        ConfigError."""
         settings = self.settings()
         shape = find_shape(self.model, self.given.slime_path, self.images)
         arguments = [] if self.options.flat else read_shape(shape, self.slime, self.options.dry_run)
         tracking = words(TENSORBOARD, name=self.name)
         if self.given.wandb_project:
             tracking = words(WANDB, project=self.given.wandb_project, name=self.name)
-        shared = {"MODEL": arguments, "TRACKING": tracking, "MISC": words(MISC), "EXTRA": self.options.extra}
+        shared = {
+            "MODEL": arguments,
+            "TRACKING": tracking,
+            "MISC": words(MISC),
+            "EXTRA": self.options.extra,
+        }
         groups = {**shared, **self.groups()}
         job = Job(
             script=self.script,
@@ -175,7 +194,8 @@ class Run(Generic[V]):
         return job
 
     def write(self, name: str, text: str) -> None:
-        """Write a file into the run's folder, unless `--flat` prints it; raises ConfigError if it cannot be written."""
+        """Write a file into the run's folder, unless `--flat` prints it; raises ConfigError if it
+        cannot be written."""
         if self.options.flat:
             return
         path = Path(self.run_dir, name)
@@ -184,17 +204,18 @@ class Run(Generic[V]):
             path.write_text(f"{text}\n", encoding="utf-8")
         except OSError as error:
             raise ConfigError(
-                f"cannot write {path}: {error.strerror}; set OUTPUT to a folder that you may write to, and that all "
-                "nodes share"
+                f"cannot write {path}: {error.strerror}; set OUTPUT to a folder that you may write "
+                "to, and that all nodes share"
             ) from error
 
     def environment(self) -> dict[str, str]:
         """Return the variables that every process of the job gets, and preflight too.
 
-        Megatron reads CUDA_DEVICE_MAX_CONNECTIONS while it checks flags, slime's writers take TENSORBOARD_DIR before
-        any flag. slime's own launcher sets four more, which are not needed here. NCCL_NVLS_ENABLE: NCCL looks for
-        NVLink itself. MASTER_ADDR: slime's training processes set it. PYTHONUNBUFFERED: Ray sets it for train.py, and
-        runs workers with -u. no_proxy: it would replace that of the nodes, and they know each other's addresses
+        Megatron reads CUDA_DEVICE_MAX_CONNECTIONS while it checks flags, slime's writers take
+        TENSORBOARD_DIR before any flag. slime's own launcher sets four more, which are not needed
+        here. NCCL_NVLS_ENABLE: NCCL looks for NVLink itself. MASTER_ADDR: slime's training
+        processes set it. PYTHONUNBUFFERED: Ray sets it for train.py, and runs workers with -u.
+        no_proxy: it would replace that of the nodes, and they know each other's addresses
         (docs/troubleshooting.md).
         """
         names = self.given.job_variables.split(",")
@@ -207,7 +228,8 @@ class Run(Generic[V]):
         }
 
     def layout(self) -> list[str]:
-        """Return the flags of nodes and GPUs; raises ConfigError for a number that does not divide them."""
+        """Return the flags of nodes and GPUs; raises ConfigError for a number that does not divide
+        them."""
         return layout(self.given, self.options.disaggregated, self.engine_gpus)
 
     def parallel(self) -> list[str]:
@@ -220,7 +242,8 @@ class Run(Generic[V]):
 
 
 class Ppo(Run[PpoVariables]):
-    """An actor and a critic, trained on fixed-turn batches; or the critic alone, in value pretraining."""
+    """An actor and a critic, trained on fixed-turn batches; or the critic alone, in value
+    pretraining."""
 
     variables = PpoVariables
     rollout_function: ClassVar[str] = "rollout.fixed_turn.generate_rollout"
@@ -233,7 +256,8 @@ class Ppo(Run[PpoVariables]):
 
     @cached_property
     def config(self) -> str:
-        """The YAML of this run; value pretraining, or a critic that comes from it, replaces the warm-up."""
+        """The YAML of this run; value pretraining, or a critic that comes from it, replaces the
+        warm-up."""
         text = super().config
         given = self.given
         if given.pretraining or given.pretrained_critic:
@@ -249,13 +273,14 @@ class Ppo(Run[PpoVariables]):
         return with_key(text, "checkpoints_kept", str(given.checkpoints_kept))
 
     def settings(self) -> RolloutSettings:
-        """Return the YAML's settings; raises ConfigError for a mistake in them, and if they train without a critic."""
+        """Return the YAML's settings; raises ConfigError for a mistake in them, and if they train
+        without a critic."""
         found = super().settings()
         if found.group_estimator:
             raise ConfigError(
-                f"group_estimator: {found.group_estimator} in CONFIG={self.given.config} trains without a critic, "
-                "which this script does not: remove the key, or call train.py with the flags in "
-                "docs/group_estimators.md (Advantages without a critic)"
+                f"group_estimator: {found.group_estimator} in CONFIG={self.given.config} trains "
+                "without a critic, which this script does not: remove the key, or call train.py "
+                "with the flags in docs/group_estimators.md (Advantages without a critic)"
             )
         return found
 
@@ -269,8 +294,8 @@ class Ppo(Run[PpoVariables]):
             return settings.value_pretraining.batches
         if warmup and given.critic_only:
             raise ConfigError(
-                f"CRITIC_ONLY={given.critic_only} and critic_warmup in CONFIG={given.config} both say how long the "
-                "critic trains alone; remove the key, or set CRITIC_ONLY=0"
+                f"CRITIC_ONLY={given.critic_only} and critic_warmup in CONFIG={given.config} both "
+                "say how long the critic trains alone; remove the key, or set CRITIC_ONLY=0"
             )
         return warmup or given.critic_only
 
@@ -304,7 +329,9 @@ class Ppo(Run[PpoVariables]):
             response=given.response_len,
             context=given.prompt_len + given.response_len,
         )
-        evaluation = words(EVAL, interval=given.eval_interval or spaced_evaluations(critic_only, batches))
+        evaluation = words(
+            EVAL, interval=given.eval_interval or spaced_evaluations(critic_only, batches)
+        )
         hooks = words(HOOKS, rollout_function=self.rollout_function)
         return {
             "LAYOUT": self.layout(),
@@ -320,20 +347,25 @@ class Ppo(Run[PpoVariables]):
 
 
 def spaced_evaluations(critic_only: int, batches: int) -> int:
-    """Return the batches between evaluations: the smallest divisor above the warm-up that gives at most 5.
+    """Return the batches between evaluations: the smallest divisor above the warm-up that gives at
+    most 5.
 
-    slime evaluates after every N-th batch, and not after the last unless N divides their number. Before the actor
-    trains, there is nothing to measure. All GPUs but those that serve a few games wait meanwhile
-    (docs/slime_cluster.md, Time).
+    slime evaluates after every N-th batch, and not after the last unless N divides their number.
+    Before the actor trains, there is nothing to measure. All GPUs but those that serve a few games
+    wait meanwhile (docs/slime_cluster.md, Time).
     """
-    divisors = (n for n in range(critic_only + 1, batches) if batches % n == 0 and batches // n <= 5)
+    divisors = (
+        n for n in range(critic_only + 1, batches) if batches % n == 0 and batches // n <= 5
+    )
     return next(divisors, max(batches, critic_only + 1))
 
 
 def submit(run: Run[Any], job: Job) -> int:
-    """Check the whole command line, so that a mistake costs seconds and no GPU; then hand the job to Ray.
+    """Check the whole command line, so that a mistake costs seconds and no GPU; then hand the job
+    to Ray.
 
-    Returns the exit status. Raises ConfigError if slime, the reference or the Ray cluster is missing.
+    Returns the exit status. Raises ConfigError if slime, the reference or the Ray cluster is
+    missing.
     """
     given = run.given
     if missing := run.missing(job):
@@ -342,12 +374,18 @@ def submit(run: Run[Any], job: Job) -> int:
         return status
     find_ray(given)
     if "--use-tensorboard" in job.words:
-        print(f"metrics: tensorboard --logdir {run.run_dir}/tensorboard --reload_multifile=true", flush=True)
+        print(
+            f"metrics: tensorboard --logdir {run.run_dir}/tensorboard --reload_multifile=true",
+            flush=True,
+        )
     return subprocess.run(job.submission()).returncode
 
 
-def read_run(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> Run[Any]:
-    """Return the run that a script's user asked for; raises ConfigError for an option or a variable it cannot obey."""
+def read_run(
+    kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]
+) -> Run[Any]:
+    """Return the run that a script's user asked for; raises ConfigError for an option or a variable
+    it cannot obey."""
     end = given.index("--") if "--" in given else len(given)
     parser = parser_of(script)
     options, unknown = parser.parse_known_args(given[:end])
@@ -359,19 +397,26 @@ def read_run(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], giv
     for name in names:
         if os.environ.get(name):
             raise ConfigError(f"{name}={os.environ[name]} has no meaning here: {reason}")
-    page = f"run_{os.environ.get('RUN') or 'babyai'}.sh" if os.environ.get("PRETRAINING") else script
-    named = {"EXPERIMENT": experiment_of(page, defaults["CONFIG"], os.environ.get("CONFIG")), **defaults}
+    page = (
+        f"run_{os.environ.get('RUN') or 'babyai'}.sh" if os.environ.get("PRETRAINING") else script
+    )
+    named = {
+        "EXPERIMENT": experiment_of(page, defaults["CONFIG"], os.environ.get("CONFIG")),
+        **defaults,
+    }
     return kind(script, read_variables(kind.variables, named, os.environ), options)
 
 
 def experiment_of(script: str, own_config: str, config: str | None) -> str:
-    """Name a run after its script and, unless that is the script's own, its YAML, so that no two share a folder."""
+    """Name a run after its script and, unless that is the script's own, its YAML, so that no two
+    share a folder."""
     name = script.removeprefix("run_").removesuffix(".sh")
     return name if config in (None, "", own_config) else f"{name}-{Path(config).stem}"
 
 
 def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given: list[str]) -> int:
-    """Do what a script was asked for, and return its exit status; raises ConfigError for what it cannot do."""
+    """Do what a script was asked for, and return its exit status; raises ConfigError for what it
+    cannot do."""
     run = read_run(kind, script, defaults, given)
     if run.options.help:
         print(help_text(script, run.given, run.images))
@@ -384,7 +429,9 @@ def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given
         return 0
     if run.options.dry_run:
         print(dry_run(job), flush=True)
-        return end_dry_run(job, run.given.train_script, run.hf_checkpoint, [*run.warnings, *run.missing(job)])
+        return end_dry_run(
+            job, run.given.train_script, run.hf_checkpoint, [*run.warnings, *run.missing(job)]
+        )
     run.before()
     status = submit(run, job)
     if status == 0:
@@ -393,7 +440,8 @@ def launch(kind: type[Run[Any]], script: str, defaults: Mapping[str, str], given
 
 
 def exit_with(program: Callable[..., int], *arguments: Any) -> NoReturn:
-    """Run a script's program in the repository, and exit with its status: 2 after a refusal, which is one sentence."""
+    """Run a script's program in the repository, and exit with its status: 2 after a refusal, which
+    is one sentence."""
     os.chdir(ROOT)
     with command():
         try:
@@ -405,7 +453,8 @@ def exit_with(program: Callable[..., int], *arguments: Any) -> NoReturn:
 
 
 def main(kind: type[Run[Any]]) -> NoReturn:
-    """Read the command line that a script gives: its name, its variables, `--`, and the words of its user."""
+    """Read the command line that a script gives: its name, its variables, `--`, and the words of
+    its user."""
     start = sys.argv.index("--")
     defaults = dict(word.split("=", 1) for word in sys.argv[2:start])
     script = Path(os.environ.get("PRETRAINING") or sys.argv[1]).name

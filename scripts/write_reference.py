@@ -1,7 +1,9 @@
-"""Writes docs/reference/configuration.md, docs/reference/commands.md and custom_configs/schema.json.
+"""Writes docs/reference/configuration.md, docs/reference/commands.md and
+custom_configs/schema.json.
 
-It also names the schema in the first line of each YAML file in custom_configs/ that lacks this line. Run it after a
-change to a settings model, an option or a YAML file: python scripts/write_reference.py
+It also names the schema in the first line of each YAML file in custom_configs/ that lacks this
+line. Run it after a change to a settings model, an option or a YAML file: python
+scripts/write_reference.py
 """
 
 import argparse
@@ -92,7 +94,12 @@ def outputs() -> dict[Path, str]:
     configs = {path: path.read_text(encoding="utf-8") for path in SCHEMA.parent.glob("*.yaml")}
     configs = {path: SCHEMA_LINE + text.removeprefix(SCHEMA_LINE) for path, text in configs.items()}
     commands = "\n".join([COMMANDS_INTRODUCTION, *map(_command, COMMAND_PARTS)])
-    return {COMMANDS: commands, REFERENCE: reference(environments), SCHEMA: schema(environments), **configs}
+    return {
+        COMMANDS: commands,
+        REFERENCE: reference(environments),
+        SCHEMA: schema(environments),
+        **configs,
+    }
 
 
 def environment_models() -> dict[str, type[Settings]]:
@@ -114,18 +121,22 @@ def _command(name: str) -> str:
         if action.nargs != 0 and action.option_strings:
             shown = action.metavar or action.dest.upper()
             spelling += f" {shown if isinstance(shown, str) else ' '.join(shown)}"
-        meaning = ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace("|", "\\|")
+        meaning = ((action.help or "") % {**vars(action), "prog": "slime-verlog"}).replace(
+            "|", "\\|"
+        )
         rows.append(f"| `{spelling}` | {meaning} |")
     head = f"## {name}\n\n{(module.__doc__ or '').strip()}\n\n```text\n{usage}\n```\n\n"
     return head + "| argument | meaning |\n|---|---|\n" + "\n".join(rows) + "\n"
 
 
 def schema(environments: Mapping[str, type[Settings]]) -> str:
-    """Build the JSON schema of a custom YAML; `env:` is checked by the model of the environment that the file names."""
+    """Build the JSON schema of a custom YAML; `env:` is checked by the model of the environment
+    that the file names."""
     models = [RolloutSettings, *environments.values(), TaskSettings]
     references, definitions = models_json_schema([(m, "validation") for m in dict.fromkeys(models)])
     definitions = _tidy(definitions["$defs"])
-    # A section whose keys are all commented out reads as null, which the models take for an empty mapping.
+    # A section whose keys are all commented out reads as null, which the models take for an empty
+    # mapping.
     for properties in [definition.get("properties", {}) for definition in definitions.values()]:
         for key, node in properties.items():
             if definitions.get(node.get("$ref", "").rpartition("/")[2], {}).get("type") == "object":
@@ -138,9 +149,19 @@ def schema(environments: Mapping[str, type[Settings]]) -> str:
         owner["properties"]["tasks"]["items"] = items
     if_named = lambda name: {"properties": {"rollout_interaction_env_path": {"const": name}}}
     options_of = lambda model: {"properties": {"env": {"$ref": reference_of(model)}}}
-    rules = [{"if": if_named(name), "then": options_of(model)} for name, model in environments.items()]
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "slime-verlog configuration"}
-    return json.dumps({**head, **root, "allOf": rules, "$defs": definitions}, indent=1, ensure_ascii=False) + "\n"
+    rules = [
+        {"if": if_named(name), "then": options_of(model)} for name, model in environments.items()
+    ]
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "slime-verlog configuration",
+    }
+    return (
+        json.dumps(
+            {**head, **root, "allOf": rules, "$defs": definitions}, indent=1, ensure_ascii=False
+        )
+        + "\n"
+    )
 
 
 def _tidy(node: Any) -> Any:
@@ -149,7 +170,11 @@ def _tidy(node: Any) -> Any:
         return [_tidy(item) for item in node]
     if not isinstance(node, dict):
         return node
-    tidy = {key: _tidy(value) for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    tidy = {
+        key: _tidy(value)
+        for key, value in node.items()
+        if key != "title" or not isinstance(value, str)
+    }
     if isinstance(tidy.get("description"), str):
         tidy["description"] = _line(tidy["description"])
     return tidy
@@ -163,7 +188,10 @@ def reference(environments: Mapping[str, type[Settings]]) -> str:
             parts.append({})
         parts[-1][name] = field
     if len(parts) < len(PARTS):
-        raise KeyError(f"PARTS names {PARTS.keys() - own_fields(RolloutSettings).keys()}, which RolloutSettings lacks")
+        raise KeyError(
+            f"PARTS names {PARTS.keys() - own_fields(RolloutSettings).keys()}, which "
+            "RolloutSettings lacks"
+        )
     sections = [INTRODUCTION]
     for heading, part in zip(PARTS.values(), parts, strict=True):
         sections += _section(heading, RolloutSettings, "", part, text="")
@@ -183,7 +211,8 @@ def _section(
     text: str | None = None,
     level: int = 2,
 ) -> Iterator[str]:
-    """A heading, the model's docstring or `text`, and a table of its keys; then a section for each nested model."""
+    """A heading, the model's docstring or `text`, and a table of its keys; then a section for each
+    nested model."""
     fields = model.model_fields if fields is None else fields
     text = _line(model.__doc__) if text is None else text
     lines = [f"{'#' * level} {heading}", *(["", text] if text else [])]
@@ -193,7 +222,9 @@ def _section(
     yield "\n".join(lines) + "\n"
     for name, field in fields.items():
         for nested in _nested(field.annotation):
-            inner = f"{prefix}{field.alias or name}" + "[]" * (typing.get_origin(field.annotation) is tuple)
+            inner = f"{prefix}{field.alias or name}" + "[]" * (
+                typing.get_origin(field.annotation) is tuple
+            )
             yield from _section(f"`{inner}`", nested, f"{inner}.", level=min(level + 1, 4))
 
 
@@ -204,8 +235,11 @@ def own_fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def _row(model: type[Settings], prefix: str, name: str, field: FieldInfo) -> str:
-    """A row of a table; the meaning is the docstring of the field, of the one it overrides or of its model."""
-    bases = [base for base in model.__mro__ if issubclass(base, Settings) and name in base.model_fields]
+    """A row of a table; the meaning is the docstring of the field, of the one it overrides or of
+    its model."""
+    bases = [
+        base for base in model.__mro__ if issubclass(base, Settings) and name in base.model_fields
+    ]
     texts = [base.model_fields[name].description for base in bases]
     texts += [nested.__doc__ for nested in _nested(field.annotation)]
     meaning = _line(next(filter(None, texts), "")).replace("|", "\\|")
@@ -225,7 +259,12 @@ def _describe(node: Mapping[str, Any]) -> str:
         return "mapping"
     if "enum" in node or "const" in node:
         return ", ".join(f"`{value}`" for value in node.get("enum", [node.get("const")]))
-    name = {"integer": "integer", "number": "number", "boolean": "`true`, `false`", "string": "text"}
+    name = {
+        "integer": "integer",
+        "number": "number",
+        "boolean": "`true`, `false`",
+        "string": "text",
+    }
     name |= {"array": "list", "object": "mapping", "null": "`null`"}
     return name.get(str(node.get("type")), "any") + _range(node)
 
@@ -233,14 +272,21 @@ def _describe(node: Mapping[str, Any]) -> str:
 def _range(node: Mapping[str, Any]) -> str:
     if "minimum" in node and "maximum" in node:
         return f", {node['minimum']:g} to {node['maximum']:g}"
-    signs = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    signs = {
+        "minimum": "at least",
+        "exclusiveMinimum": "above",
+        "maximum": "at most",
+        "exclusiveMaximum": "below",
+    }
     return "".join(f", {sign} {node[key]:g}" for key, sign in signs.items() if key in node)
 
 
 def _nested(annotation: Any) -> list[type[Settings]]:
     """The settings models that a field holds, directly or as one alternative."""
     options = [annotation, *typing.get_args(annotation)]
-    return [option for option in options if isinstance(option, type) and issubclass(option, Settings)]
+    return [
+        option for option in options if isinstance(option, type) and issubclass(option, Settings)
+    ]
 
 
 def _line(text: str | None) -> str:

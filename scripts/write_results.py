@@ -4,9 +4,9 @@
     python scripts/write_results.py outputs/ablations     first adds the finished runs of every study on the page to its
                                                           raw.csv, and draws its plot
 
-A study's place on a page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`. A study with planned
-contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and `<!-- areas: NAME -->` are filled too, and a
-plot by length.
+A study's place on a page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`.
+A study with planned contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and
+`<!-- areas: NAME -->` are filled too, and a plot by length.
 """
 
 import re
@@ -41,7 +41,9 @@ def main() -> None:
 
 def study_names(page: Path) -> list[str]:
     """List the studies on a page."""
-    return list(dict.fromkeys(found[3] for found in _PLACE.finditer(page.read_text(encoding="utf-8"))))
+    return list(
+        dict.fromkeys(found[3] for found in _PLACE.finditer(page.read_text(encoding="utf-8")))
+    )
 
 
 def copy_study(source: Path, name: str) -> None:
@@ -57,7 +59,10 @@ def copy_study(source: Path, name: str) -> None:
     new = [run for run in read_csv(source / "raw.csv", study.measure) if run.done]
     runs = {(run.variant, run.seed): run for run in [*finished_runs(study), *new]}
     order = list(study.variants)
-    write_csv(RAW / name / "raw.csv", sorted(runs.values(), key=lambda run: (order.index(run.variant), run.seed)))
+    write_csv(
+        RAW / name / "raw.csv",
+        sorted(runs.values(), key=lambda run: (order.index(run.variant), run.seed)),
+    )
     by_length = all(variant.rpartition("_")[2].isdigit() for variant in order)
     (plot_by_length if by_length else plot)(picture, study, finished_runs(study))
     # A palette makes the file a quarter as large.

@@ -1,4 +1,5 @@
-"""Long lists of cases: a few run by default, one or two for each mechanism, and the others are slow."""
+"""Long lists of cases: a few run by default, one or two for each mechanism, and the others are
+slow."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -15,11 +16,14 @@ def some(cases: Iterable[Any], quick: Collection[Any]) -> list[ParameterSet]:
 
 
 def pairs(first: Iterable[Any], second: Sequence[Any]) -> list[ParameterSet]:
-    """Parameters for all pairs. By default, just enough of them run to meet every value of both sides."""
+    """Parameters for all pairs. By default, just enough of them run to meet every value of both
+    sides."""
     firsts = list(first)
     most, least = max(len(firsts), len(second)), min(len(firsts), len(second))
     quick = {(n % len(firsts), n % len(second)) for n in range(most)} if least else set()
-    return [_case((a, b), (i, j) in quick) for i, a in enumerate(firsts) for j, b in enumerate(second)]
+    return [
+        _case((a, b), (i, j) in quick) for i, a in enumerate(firsts) for j, b in enumerate(second)
+    ]
 
 
 def _case(values: tuple[Any, ...], quick: bool) -> ParameterSet:

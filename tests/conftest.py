@@ -16,7 +16,8 @@ from hypothesis import settings
 settings.register_profile("default-without-deadline", deadline=None)
 settings.load_profile("default-without-deadline")
 
-# Imports leave little garbage. What they made is not looked through again in each collection while the tests run.
+# Imports leave little garbage. What they made is not looked through again in each collection while
+# the tests run.
 gc.disable()
 
 
@@ -25,7 +26,8 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-# A shell starts background jobs with Ctrl-C ignored, and the commands that the tests start would inherit that.
+# A shell starts background jobs with Ctrl-C ignored, and the commands that the tests start would
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -40,7 +42,8 @@ def load_recording(name: str) -> Any:
 
 @pytest.fixture(autouse=True)
 def _unknown_servers() -> None:
-    """Forget what OpenEnv servers of earlier tests said: the system may give their ports to other servers."""
+    """Forget what OpenEnv servers of earlier tests said: the system may give their ports to other
+    servers."""
     if session := sys.modules.get("envs.openenv.session"):
         session._first.clear()
 
@@ -59,7 +62,9 @@ def missing_system_packages() -> str:
     missing = [words for program, words in SYSTEM_PACKAGES.items() if shutil.which(program) is None]
     unlocked = ", ".join(f"{package} ({tests})" for package, tests in missing)
     packages = " ".join(package for package, _ in missing)
-    return f"apt-get install -y {packages} would unlock skipped tests: {unlocked}" if missing else ""
+    return (
+        f"apt-get install -y {packages} would unlock skipped tests: {unlocked}" if missing else ""
+    )
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,4 +1,5 @@
-"""Documents name files and tests that exist, link to pages that exist, and the README's environment works."""
+"""Documents name files and tests that exist, link to pages that exist, and the README's environment
+works."""
 
 import ast
 import re
@@ -20,7 +21,9 @@ REPOSITORY = Path(__file__).parents[1]
 README = REPOSITORY / "README.md"
 ARCHITECTURE = REPOSITORY / "docs" / "architecture.md"
 DOCUMENTS = sorted([*(REPOSITORY / "docs").rglob("*.md"), README, REPOSITORY / "CONTRIBUTING.md"])
-FILES = re.compile(r"`((?:rollout|advantage|envs|embedded|inspection|scripts|custom_configs|docs)/[\w./]+\.\w+)`")
+FILES = re.compile(
+    r"`((?:rollout|advantage|envs|embedded|inspection|scripts|custom_configs|docs)/[\w./]+\.\w+)`"
+)
 LINKS = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([\w-]+))?\)")
 CODE = ("rollout", "advantage", "envs", "embedded", "inspection", "scripts")
 FUNCTIONS = re.compile(r"`([\w/]+\.py)::(\w+)`")
@@ -56,7 +59,9 @@ def write_readme(folder: Path) -> None:
         (folder / name).write_text(found, encoding="utf-8")
 
 
-def test_the_readmes_environment_can_be_trained_on_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readmes_environment_can_be_trained_on_one_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_readme(tmp_path)
     monkeypatch.chdir(tmp_path)
     settings = load_settings(SimpleNamespace(custom_config_path="my.yaml"))
@@ -73,14 +78,22 @@ def test_the_tutorial_shows_the_files_that_are_tested(name: str) -> None:
 
 def test_every_row_of_the_formulas_names_a_function() -> None:
     text = (REPOSITORY / "docs" / "formulas.md").read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.startswith("| ") and "| function" not in line]
+    rows = [
+        line for line in text.splitlines() if line.startswith("| ") and "| function" not in line
+    ]
     assert len(rows) > 25
     assert not [row for row in rows if not re.search(r"\| `[\w/]+\.py::\w+` \|", row)]
 
 
 @pytest.mark.parametrize(
     "heading",
-    ["One fixed-turn batch", "A continuous batch", "One environment step", "A BabyAI step", "One token's advantage"],
+    [
+        "One fixed-turn batch",
+        "A continuous batch",
+        "One environment step",
+        "A BabyAI step",
+        "One token's advantage",
+    ],
 )
 def test_the_architecture_names_the_files_to_open_and_what_is_in_them(heading: str) -> None:
     section = ARCHITECTURE.read_text(encoding="utf-8").split(f"## {heading}")[1].split("\n## ")[0]
@@ -96,9 +109,15 @@ def _names(file: Path) -> set[str]:
 
 
 def test_every_guarantee_of_reliability_names_its_test() -> None:
-    pages = [page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs").glob("reliability*.md")]
+    pages = [
+        page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs").glob("reliability*.md")
+    ]
     guarantees = "\n".join(page.split("## Soak test", 1)[0] for page in pages)
-    rows = [line for line in guarantees.splitlines() if line.startswith("| ") and line != "| guarantee | test |"]
+    rows = [
+        line
+        for line in guarantees.splitlines()
+        if line.startswith("| ") and line != "| guarantee | test |"
+    ]
     assert len(rows) > 20
     assert all(NAMED.search(row.rsplit("|", 2)[1]) and "::" in row for row in rows)
     assert "…" not in guarantees, "test names must be complete, or they cannot be checked"
@@ -116,10 +135,17 @@ def test_every_message_in_troubleshooting_is_one_that_the_code_prints() -> None:
     cells = re.findall(r"^\| (.+?) \|", text, re.MULTILINE)
     quoted = [span for cell in cells for span in re.findall(r"`([^`]+)`", cell) if " " in span]
     assert len(quoted) > 30
-    files = [path for folder in CODE for path in (REPOSITORY / folder).rglob("*") if path.suffix in (".py", ".sh")]
+    files = [
+        path
+        for folder in CODE
+        for path in (REPOSITORY / folder).rglob("*")
+        if path.suffix in (".py", ".sh")
+    ]
     code = "\n".join(path.read_text(encoding="utf-8") for path in files)
     code = re.sub(r'"\s*\n\s*f?"|\\\n', "", code)  # joins the lines of one message
-    missing = [part for message in quoted for part in re.split(r"\s*…\s*", message) if part not in code]
+    missing = [
+        part for message in quoted for part in re.split(r"\s*…\s*", message) if part not in code
+    ]
     assert not missing
 
 

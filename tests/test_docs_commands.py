@@ -1,4 +1,5 @@
-"""Every command of the documents is run by a test, or its block says what it needs. The tutorial is run as written."""
+"""Every command of the documents is run by a test, or its block says what it needs. The tutorial is
+run as written."""
 
 import argparse
 import os
@@ -16,7 +17,9 @@ from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY, write_readme
 
 BLOCK = re.compile(r'^ *```bash(?: title="([^"]*)")?\n(.*?)^ *```', re.MULTILINE | re.DOTALL)
-NEEDS = re.compile(r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh")
+NEEDS = re.compile(
+    r"needs (a GPU|GPUs|a model|a run|slime|the network|root|hours|a checkout on the cluster).*|.*\.sh"
+)
 EXAMPLES = REPOSITORY / "docs" / "examples"
 
 RUN_BY = {
@@ -32,15 +35,21 @@ RUN_BY = {
     r"slime-verlog export .*": "tests/inspection/test_export.py",
     r"slime-verlog train my\.yaml .*": "tests/test_docs.py",
 }
-"""Test files that run commands of the documents. This file runs all others that begin with `slime-verlog`."""
+"""Test files that run commands of the documents. This file runs all others that begin with
+`slime-verlog`."""
 
 
 def commands(document: Path) -> list[tuple[str, str]]:
-    """(title of the block, command) for each command of a page, without comments and lists of flags."""
+    """(title of the block, command) for each command of a page, without comments and lists of
+    flags."""
     found = []
     for title, body in BLOCK.findall(document.read_text(encoding="utf-8")):
         lines = body.replace("\\\n", " ").splitlines()
-        words = [" ".join(shlex.split(line, comments=True)) for line in lines if not line.startswith("--")]
+        words = [
+            " ".join(shlex.split(line, comments=True))
+            for line in lines
+            if not line.startswith("--")
+        ]
         found += [(title, line) for line in words if line]
     return found
 
@@ -56,7 +65,8 @@ def is_run_elsewhere(line: str) -> bool:
 
 
 def others() -> list[str]:
-    """The commands of the other pages that need nothing but this machine, and that no other test file runs."""
+    """The commands of the other pages that need nothing but this machine, and that no other test
+    file runs."""
     found = [line for document in DOCUMENTS for title, line in commands(document) if not title]
     own = [line for line in found if line.startswith("slime-verlog") and not is_run_elsewhere(line)]
     return [line for line in dict.fromkeys(own) if line not in tutorial()]
@@ -67,9 +77,13 @@ def test_every_command_is_run_by_a_test_or_says_what_it_needs(document: Path) ->
     known = {*tutorial(), *others()}
     for title, line in commands(document):
         if title:
-            assert NEEDS.fullmatch(title), f"{document.name}: say what the block needs, not {title!r}"
+            assert NEEDS.fullmatch(title), (
+                f"{document.name}: say what the block needs, not {title!r}"
+            )
         else:
-            assert is_run_elsewhere(line) or line in known, f"{document.name}: no test runs {line!r}"
+            assert is_run_elsewhere(line) or line in known, (
+                f"{document.name}: no test runs {line!r}"
+            )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -84,7 +98,11 @@ def test_every_option_of_slime_verlog_in_a_document_exists(document: Path) -> No
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_every_flag_in_a_block_of_flags_is_one_that_train_py_takes(document: Path) -> None:
-    blocks = [body for _, body in BLOCK.findall(document.read_text(encoding="utf-8")) if body.startswith("--")]
+    blocks = [
+        body
+        for _, body in BLOCK.findall(document.read_text(encoding="utf-8"))
+        if body.startswith("--")
+    ]
     flags = [word for body in blocks for word in body.split() if word.startswith("--")]
     assert not set(flags) - set(recorded_flags())
 
@@ -107,14 +125,20 @@ def run(folder: Path, line: str, *more: str) -> subprocess.CompletedProcess[str]
     """Run one `slime-verlog` command as a user does, in `folder`."""
     name, *words = [*shlex.split(line), *more]
     assert name == "slime-verlog"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "TQDM_DISABLE": "1",
+    }
     program = ["-c", BRIEFLY] if words[0] == "train" else ["-m", "inspection"]
     return run_python([*program, *words], folder, environment)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader works: beside the shipped files, with the environments of the tutorial and of the README."""
+    """Where the reader works: beside the shipped files, with the environments of the tutorial and
+    of the README."""
     folder = tmp_path_factory.mktemp("tutorial")
     for name in ("treasure.py", "treasure.yaml"):
         shutil.copy(EXAMPLES / name, folder)
@@ -131,7 +155,12 @@ SHORTER = {
     "evaluate": ("--episodes", "8"),
     "branch": ("--times", "2"),
     "--sample": ("--sample", "12"),
-    "custom_configs/swe.yaml": ("--set", "tasks=[toolz_interleave]", "--set", "eval.tasks=[toolz_update_in_copies]"),
+    "custom_configs/swe.yaml": (
+        "--set",
+        "tasks=[toolz_interleave]",
+        "--set",
+        "eval.tasks=[toolz_update_in_copies]",
+    ),
 }
 """Options that make a command short enough for a test, by a word of it."""
 
@@ -148,16 +177,21 @@ def test_the_tutorial_runs(folder: Path, line: str) -> None:
 
 
 PACKAGES = {"custom_configs/agent.yaml": "openai"}
-"""Optional packages that a command needs, by a word of it; the test is skipped only where such a package is missing."""
+"""Optional packages that a command needs, by a word of it; the test is skipped only where such a
+package is missing."""
 SLOW = re.compile(r"slime-verlog train.*|.*harbor.*|slime-verlog evaluate custom_configs/agent.*")
 """Commands that take more than ten seconds even when they are shortened."""
 
 
-@pytest.mark.parametrize("line", [pytest.param(s, marks=[pytest.mark.slow] * bool(SLOW.match(s))) for s in others()])
+@pytest.mark.parametrize(
+    "line", [pytest.param(s, marks=[pytest.mark.slow] * bool(SLOW.match(s))) for s in others()]
+)
 def test_the_commands_of_the_other_pages_run(folder: Path, line: str) -> None:
     for package in {PACKAGES[word] for word in line.split() if word in PACKAGES}:
         pytest.importorskip(package, reason=f"pip install {package} enables this test")
     # So few turns teach a critic nothing, which would end the run.
-    accepts = ["--set", "value_pretraining.least_explained_variance=null"] * ("value_pretraining" in line)
+    accepts = ["--set", "value_pretraining.least_explained_variance=null"] * (
+        "value_pretraining" in line
+    )
     done = run(folder, line, *shorter(line), *accepts)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,5 @@
-"""docs/metrics.md explains every number that a run logs; tests/embedded/trainer/test_trainer.py adds the trainer's."""
+"""docs/metrics.md explains every number that a run logs; tests/embedded/trainer/test_trainer.py
+adds the trainer's."""
 
 import re
 from collections import Counter
@@ -21,7 +22,9 @@ from tests.rollout.batches.test_metrics import IDLE, segment
 
 REPOSITORY = Path(__file__).parents[1]
 FOLDERS = ("rollout", "advantage", "embedded", "inspection")
-LITERAL = re.compile(r'"((?:rollout|turn|episode|warmup|perf|train|actor|critic)/[a-z_0-9/]*[a-z_0-9])"')
+LITERAL = re.compile(
+    r'"((?:rollout|turn|episode|warmup|perf|train|actor|critic)/[a-z_0-9/]*[a-z_0-9])"'
+)
 
 
 def test_every_name_of_a_batch_is_explained() -> None:
@@ -34,14 +37,23 @@ def test_every_name_of_a_batch_with_several_tasks_is_explained() -> None:
     segments = [segment("terminated", 1, task=task) for task in ("a", "b")]
     names = batch_metrics(segments, Counter(), IDLE, [])
     assert any(name.startswith("task/a/") for name in names)
-    assert not unexplained(name.replace("task/a/", "episode/").replace("task/b/", "episode/") for name in names)
+    assert not unexplained(
+        name.replace("task/a/", "episode/").replace("task/b/", "episode/") for name in names
+    )
 
 
 def test_every_name_of_whole_episodes_is_explained() -> None:
-    facts = {"stop": StopReason.TERMINATED, "episode_turns": 2, "episode_return": 1.0, "success": 1.0}
+    facts = {
+        "stop": StopReason.TERMINATED,
+        "episode_turns": 2,
+        "episode_return": 1.0,
+        "success": 1.0,
+    }
     notes = dict.fromkeys(NotesEvent, 1)
     assert not unexplained(
-        whole_episode_metrics([{**facts, "valid_turns": 2, "length_stops": 0, "notes_events": notes}])
+        whole_episode_metrics(
+            [{**facts, "valid_turns": 2, "length_stops": 0, "notes_events": notes}]
+        )
     )
 
 
@@ -55,12 +67,16 @@ def test_every_measure_of_notes_is_explained() -> None:
         conversation.show(EnvReply(make_observation(""), [message], "", "", "", True, facts=facts))
         conversation.noted("")
         names |= set(conversation.facts_kept())
-    assert len(names) == 10 and not unexplained({"summary/turns", *(f"summary/{name}" for name in names)})
+    assert len(names) == 10 and not unexplained(
+        {"summary/turns", *(f"summary/{name}" for name in names)}
+    )
 
 
 def test_every_name_of_an_evaluation_is_explained() -> None:
     spec = EpisodeSpec(0, "goto", EnvSpec("envs.babyai", {"task": "goto", "seed": 0}))
-    names = eval_metrics({"goto": [EpisodeResult(spec, (), StopReason.TERMINATED, None, Transcript())]})
+    names = eval_metrics(
+        {"goto": [EpisodeResult(spec, (), StopReason.TERMINATED, None, Transcript())]}
+    )
     assert len(names) == 8 and not unexplained(names)
 
 

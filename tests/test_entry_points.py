@@ -1,4 +1,5 @@
-"""Every command refuses the same mistake in the same words: one sentence, no traceback, before anything expensive."""
+"""Every command refuses the same mistake in the same words: one sentence, no traceback, before
+anything expensive."""
 
 import os
 import subprocess
@@ -22,13 +23,19 @@ MISTAKES = {
     "a misspelt key": ({"memry": {"n": 2}}, "unknown key 'memry'; did you mean 'memory'?"),
     "a number out of range": ({"n_env": 0}, "n_env must be at least 1, got 0"),
     "a wrong type": ({"env_workers": "two"}, "env_workers must be an integer, got 'two'"),
-    "slime's own flag": ({"lr": 0.1}, "'lr' is one of slime's own flags, read before the YAML; give --lr instead"),
-    "a misspelt option": ({"env": {"num_dist": 2}}, "unknown key 'env.num_dist'; did you mean 'env.num_dists'?"),
+    "slime's own flag": (
+        {"lr": 0.1},
+        "'lr' is one of slime's own flags, read before the YAML; give --lr instead",
+    ),
+    "a misspelt option": (
+        {"env": {"num_dist": 2}},
+        "unknown key 'env.num_dist'; did you mean 'env.num_dists'?",
+    ),
     "a misspelt task": ({"tasks": ["gotoo"]}, "unknown BabyAI task 'gotoo'; did you mean goto?"),
     "an environment that raises": (
         {"rollout_interaction_env_path": "{folder}/broken.py"},
-        "task 'goto': build_env raised KeyError: 'reward' at {folder}/broken.py:2 (`return {{}}['reward']`); "
-        "correct this line",
+        "task 'goto': build_env raised KeyError: 'reward' at {folder}/broken.py:2 (`return "
+        "{{}}['reward']`); correct this line",
     ),
     "something other than an environment": (
         {"rollout_interaction_env_path": "{folder}/number.py"},
@@ -40,10 +47,24 @@ MISTAKES = {
     ),
 }
 COMMANDS = {
-    "evaluate": ["inspection", "evaluate", "{config}", "--player", "random", "--out", "{folder}/out"],
+    "evaluate": [
+        "inspection",
+        "evaluate",
+        "{config}",
+        "--player",
+        "random",
+        "--out",
+        "{folder}/out",
+    ],
     "quickstart": ["embedded.quickstart", "--config", "{config}", "--out", "{folder}/out"],
     "train": ["inspection", "train", "{config}", "--out", "{folder}/out"],
-    "demonstrations": ["inspection.demonstrations", "--config", "{config}", "--out", "{folder}/rows.jsonl"],
+    "demonstrations": [
+        "inspection.demonstrations",
+        "--config",
+        "{config}",
+        "--out",
+        "{folder}/rows.jsonl",
+    ],
 }
 
 
@@ -68,9 +89,12 @@ def test_settings_and_tasks_are_refused_with_one_sentence(tmp_path: Path, mistak
 
 
 @pytest.mark.parametrize(
-    ("command", "mistake"), pairs(COMMANDS, ["a misspelt key", "a misspelt task", "an environment that raises"])
+    ("command", "mistake"),
+    pairs(COMMANDS, ["a misspelt key", "a misspelt task", "an environment that raises"]),
 )
-def test_a_command_prints_the_sentence_and_nothing_else(tmp_path: Path, command: str, mistake: str) -> None:
+def test_a_command_prints_the_sentence_and_nothing_else(
+    tmp_path: Path, command: str, mistake: str
+) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     path, sentence = write(tmp_path, mistake)
     words = [word.format(folder=tmp_path, config=path) for word in COMMANDS[command]]

@@ -1,4 +1,5 @@
-"""Folders are layers: no cycle of imports connects them, and the main hook loads few of the project's files."""
+"""Folders are layers: no cycle of imports connects them, and the main hook loads few of the
+project's files."""
 
 import ast
 import graphlib
@@ -14,7 +15,8 @@ RECORDS = {
     *("rollout.turn", "rollout.errors", "rollout.spec", "advantage.errors", "envs.errors"),
     *("embedded.arguments", "embedded.run.folder"),
 }
-"""Records, settings, errors and files, which every folder may import; they import nothing of their own package."""
+"""Records, settings, errors and files, which every folder may import; they import nothing of their
+own package."""
 BELOW = {
     "inspection": {"embedded", "rollout", "envs", "advantage"},
     "embedded": {"rollout", "envs", "advantage"},
@@ -30,13 +32,19 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_of(path): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))}
+MODULES = {
+    module_of(path): path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))
+}
 
 
 def imported(tree: ast.AST, in_functions: bool = False) -> Iterator[str]:
-    """The project's modules that are imported at module level, for the type checker too, or also in functions."""
+    """The project's modules that are imported at module level, for the type checker too, or also in
+    functions."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not in_functions:
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            and not in_functions
+        ):
             continue
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -48,7 +56,10 @@ def imported(tree: ast.AST, in_functions: bool = False) -> Iterator[str]:
         yield from imported(node, in_functions)
 
 
-IMPORTS = {name: set(imported(ast.parse(path.read_text(encoding="utf-8")))) for name, path in MODULES.items()}
+IMPORTS = {
+    name: set(imported(ast.parse(path.read_text(encoding="utf-8"))))
+    for name, path in MODULES.items()
+}
 
 
 def folder_of(module: str) -> str:
@@ -63,7 +74,8 @@ def refuse_circles(edges: Mapping[str, Collection[str]]) -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    """Imports inside of functions and for the type checker count too. A package's `__init__` counts by its names."""
+    """Imports inside of functions and for the type checker count too. A package's `__init__` counts
+    by its names."""
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in MODULES.items()}
     refuse_circles({name: set(imported(tree, True)) - {name} for name, tree in trees.items()})
 
@@ -78,12 +90,18 @@ def test_records_import_nothing_of_its_own_package() -> None:
 def test_packages_import_those_below_them_and_no_others(package: str) -> None:
     """Imports inside of functions count too."""
     files = [path for name, path in MODULES.items() if name.partition(".")[0] == package]
-    names = {name for path in files for name in imported(ast.parse(path.read_text(encoding="utf-8")), True)}
+    names = {
+        name
+        for path in files
+        for name in imported(ast.parse(path.read_text(encoding="utf-8")), True)
+    }
     assert {name.partition(".")[0] for name in names} - {package} == BELOW[package]
 
 
 def test_no_folders_import_each_other_in_a_cycle() -> None:
     edges: dict[str, set[str]] = defaultdict(set)
     for module, names in IMPORTS.items():
-        edges[folder_of(module)] |= {folder_of(name) for name in names - RECORDS} - {folder_of(module)}
+        edges[folder_of(module)] |= {folder_of(name) for name in names - RECORDS} - {
+            folder_of(module)
+        }
     refuse_circles(edges)

@@ -1,4 +1,5 @@
-"""What surrounds the code tells the truth: packages, declared dependencies, the built wheel, workflows, hooks."""
+"""What surrounds the code tells the truth: packages, declared dependencies, the built wheel,
+workflows, hooks."""
 
 import ast
 import re
@@ -29,7 +30,8 @@ DISTRIBUTIONS = {"PIL": "pillow", "yaml": "pyyaml", "megatron": "megatron-core"}
 """Import names that differ from the distribution's name by more than an underscore."""
 
 BRINGS_ITSELF = {"slime", "balrog", "fast_downward", "verifiers"}
-"""Imported if installed, never installed by us: slime, BALROG, textworld[pddl]'s planner, and verifiers."""
+"""Imported if installed, never installed by us: slime, BALROG, textworld[pddl]'s planner, and
+verifiers."""
 
 INDIRECT = {
     "basedpyright": "a command",
@@ -68,7 +70,8 @@ def _declared() -> set[str]:
 
 
 def _imports(folders: tuple[str, ...]) -> Iterator[tuple[Path, str, bool]]:
-    """File, distribution and whether the module's import runs it, for each import of a third party's package."""
+    """File, distribution and whether the module's import runs it, for each import of a third
+    party's package."""
     ours = {path.name for path in REPOSITORY.iterdir() if path.is_dir()} | {"slime_verlog"}
     ours.add("encoding")  # the neighbour of envs/swe/verdict/pytest_script.py in the sandbox
     files = [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
@@ -81,7 +84,9 @@ def _imports(folders: tuple[str, ...]) -> Iterator[tuple[Path, str, bool]]:
                 modules = [node.module or ""]
             else:
                 continue
-            for name in {module.split(".")[0] for module in modules} - ours - set(sys.stdlib_module_names):
+            for name in (
+                {module.split(".")[0] for module in modules} - ours - set(sys.stdlib_module_names)
+            ):
                 yield path.relative_to(REPOSITORY), _distribution(name), node in tree.body
 
 
@@ -117,16 +122,21 @@ def test_rollout_and_advantage_import_base_dependencies_only() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Names of the files in a wheel built from a copy, so that no build folder is left in the checkout."""
+    """Names of the files in a wheel built from a copy, so that no build folder is left in the
+    checkout."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     source.mkdir()
     for name in PACKAGES:
-        shutil.copytree(REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            REPOSITORY / name, source / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("pyproject.toml", "README.md", "LICENSE", "slime_verlog.py"):
         shutil.copy(REPOSITORY / name, source)
     build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    subprocess.run([sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", build, str(folder)], cwd=source, check=True, capture_output=True
+    )
     (path,) = folder.glob("*.whl")
     return set(zipfile.ZipFile(path).namelist())
 
@@ -134,7 +144,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 KEPT = (".py", ".j2", ".typed", ".html", ".css", ".js", ".yaml")
 
 
-def test_the_wheel_holds_every_module_template_asset_study_example_and_type_marker(wheel: set[str]) -> None:
+def test_the_wheel_holds_every_module_template_asset_study_example_and_type_marker(
+    wheel: set[str],
+) -> None:
     kept = (path for name in PACKAGES for path in (REPOSITORY / name).rglob("*"))
     expected = {
         str(path.relative_to(REPOSITORY))
@@ -162,14 +174,18 @@ def test_workflows_call_scripts_tests_and_modules_that_exist(path: Path) -> None
     workflow = _workflow(path)
     assert workflow["name"] == path.stem and workflow[True], "YAML reads the key `on` as true"
     for job in workflow["jobs"].values():
-        assert job["timeout-minutes"] and all("uses" in step or "run" in step for step in job["steps"])
+        assert job["timeout-minutes"] and all(
+            "uses" in step or "run" in step for step in job["steps"]
+        )
     for command in _commands(path):
         for name in re.findall(r"(?:scripts|tests)/[\w./-]*", command):
             assert (REPOSITORY / name).exists(), f"{path.name} calls {name}, which does not exist"
         for modules in re.findall(r'-c "import ([^"]+)"', command):
             for module in (name for name in modules.split(", ") if name.split(".")[0] in PACKAGES):
                 file = REPOSITORY / module.replace(".", "/")
-                assert file.with_suffix(".py").exists() or (file / "__init__.py").exists(), f"no module {module}"
+                assert file.with_suffix(".py").exists() or (file / "__init__.py").exists(), (
+                    f"no module {module}"
+                )
 
 
 def test_citation_and_command_name_the_version_of_the_project() -> None:
@@ -177,4 +193,6 @@ def test_citation_and_command_name_the_version_of_the_project() -> None:
     project = PROJECT["project"]
     assert (citation["title"], citation["license"]) == (project["name"], project["license"])
     assert str(citation["version"]) == project["version"] == VERSION
-    assert [author["name"] for author in citation["authors"]] == [author["name"] for author in project["authors"]]
+    assert [author["name"] for author in citation["authors"]] == [
+        author["name"] for author in project["authors"]
+    ]

@@ -1,4 +1,5 @@
-"""The recordings that define parity are in the repository, and a test without its recording fails."""
+"""The recordings that define parity are in the repository, and a test without its recording
+fails."""
 
 import re
 
@@ -6,7 +7,9 @@ from tests.conftest import RECORDINGS, load_recording
 
 
 def test_the_readme_lists_all_recordings() -> None:
-    listed = re.findall(r"^\| `([\w.]+)` \|", (RECORDINGS / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"^\| `([\w.]+)` \|", (RECORDINGS / "README.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     files = {path.name for path in RECORDINGS.iterdir()} - {"README.md", "manifest.json"}
     assert sorted(listed) == sorted(files)
 

@@ -1,4 +1,5 @@
-"""The configuration reference and the schema match the settings models, and every YAML names and matches the schema."""
+"""The configuration reference and the schema match the settings models, and every YAML names and
+matches the schema."""
 
 import json
 from pathlib import Path
@@ -29,23 +30,31 @@ def validator(written: dict[Path, str]) -> jsonschema.Draft202012Validator:
 
 def test_the_files_match_the_models(written: dict[Path, str]) -> None:
     for path, text in written.items():
-        assert path.read_text(encoding="utf-8") == text, f"{path.name} is out of date; run: {COMMAND}"
+        assert path.read_text(encoding="utf-8") == text, (
+            f"{path.name} is out of date; run: {COMMAND}"
+        )
 
 
 def test_the_tables_of_results_match_the_raw_numbers() -> None:
     for path in write_results.PAGES:
         page = path.read_text(encoding="utf-8")
-        assert write_results.filled(page) == page, f"{path.name} is out of date; run: {write_results.COMMAND}"
+        assert write_results.filled(page) == page, (
+            f"{path.name} is out of date; run: {write_results.COMMAND}"
+        )
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_each_yaml_matches_the_schema(path: Path, validator: jsonschema.Draft202012Validator) -> None:
+def test_each_yaml_matches_the_schema(
+    path: Path, validator: jsonschema.Draft202012Validator
+) -> None:
     errors = validator.iter_errors(yaml.safe_load(path.read_text(encoding="utf-8")))
     assert not [f"{'.'.join(map(str, error.path))}: {error.message}" for error in errors]
 
 
 def test_every_key_of_every_model_has_a_description(written: dict[Path, str]) -> None:
-    rows = [line for text in written.values() for line in text.splitlines() if line.startswith("| `")]
+    rows = [
+        line for text in written.values() for line in text.splitlines() if line.startswith("| `")
+    ]
     assert len(rows) > 50
     assert not [row for row in rows if row.removesuffix(" |").endswith("| ")]
 

@@ -1,4 +1,5 @@
-"""Every mistake in a settings mapping gives one sentence that names the key, the value and what was expected."""
+"""Every mistake in a settings mapping gives one sentence that names the key, the value and what was
+expected."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -38,8 +39,14 @@ class Outer(Settings):
 
 
 def test_lists_become_tuples_and_integers_floats() -> None:
-    found = read_settings(Outer, {"rate": 1, "tasks": ["a", {"task": "b"}], "several": [{"period": 2}]})
-    assert (found.rate, found.tasks, found.several) == (1.0, ("a", {"task": "b"}), (Inner(period=2),))
+    found = read_settings(
+        Outer, {"rate": 1, "tasks": ["a", {"task": "b"}], "several": [{"period": 2}]}
+    )
+    assert (found.rate, found.tasks, found.several) == (
+        1.0,
+        ("a", {"task": "b"}),
+        (Inner(period=2),),
+    )
 
 
 def test_one_of_several_types_may_be_a_list_a_section_or_text() -> None:
@@ -66,7 +73,10 @@ def test_settings_cannot_be_changed() -> None:
 @pytest.mark.parametrize(
     ("mapping", "sentence"),
     [
-        ({"inner": {"perod": 1}}, "unknown key 'env.inner.perod'; did you mean 'env.inner.period'?"),
+        (
+            {"inner": {"perod": 1}},
+            "unknown key 'env.inner.perod'; did you mean 'env.inner.period'?",
+        ),
         ({"several": [{"x": 1}]}, "unknown key 'env.several[0].x'; known keys: period"),
         ({"inner": {"period": 0}}, "env.inner.period must be at least 1, got 0"),
         ({"rate": 2}, "env.rate must be at most 1, got 2"),

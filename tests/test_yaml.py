@@ -14,7 +14,11 @@ def problem(text: str, folder: Path) -> str:
     with pytest.raises(ConfigError) as caught:
         read_yaml(str(path), "--config")
     said = str(caught.value)
-    assert said.startswith(f"--config: {path}") and "\n" not in said and len(said) < len(str(path)) + 250
+    assert (
+        said.startswith(f"--config: {path}")
+        and "\n" not in said
+        and len(said) < len(str(path)) + 250
+    )
     return said.removeprefix(f"--config: {path}")
 
 
@@ -34,13 +38,17 @@ def test_a_file_that_cannot_be_read_is_one_sentence(text: str, words: str, tmp_p
 
 def test_anchors_aliases_and_merges_of_a_normal_file_are_read(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("base: &base {lr: 1.0e-4, day: 2026-11-23}\nall:\n" + "- {<<: *base, seed: 1}\n" * 300)
+    path.write_text(
+        "base: &base {lr: 1.0e-4, day: 2026-11-23}\nall:\n" + "- {<<: *base, seed: 1}\n" * 300
+    )
     content = read_yaml(str(path), "--config")
     assert len(content["all"]) == 300 and content["all"][-1] == {**content["base"], "seed": 1}
 
 
 @pytest.mark.parametrize("value", ["[1", "2026-13-45"])
 def test_a_value_on_the_command_line_is_read_in_the_same_way(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^the value in 'memory.n=.* is not valid YAML: ") as caught:
+    with pytest.raises(
+        ConfigError, match=r"^the value in 'memory.n=.* is not valid YAML: "
+    ) as caught:
         read_value(value, f"memory.n={value}")
     assert len(str(caught.value)) < 300

@@ -1,8 +1,10 @@
-"""slime's `--custom-megatron-init-path`: installs dual-discount GAE and the first-token value weight in both roles.
+"""slime's `--custom-megatron-init-path`: installs dual-discount GAE and the first-token value
+weight in both roles.
 
-slime calls it once in every process of the actor and of the critic. Each module here wraps some of slime's functions.
-`install` sets `--custom-advantage-function-path`, because slime drops it for the critic when `--megatron-config-path`
-is used. `compute_advantages_and_returns` is replaced only if slime would whiten without context parallelism.
+slime calls it once in every process of the actor and of the critic. Each module here wraps some of
+slime's functions. `install` sets `--custom-advantage-function-path`, because slime drops it for the
+critic when `--megatron-config-path` is used. `compute_advantages_and_returns` is replaced only if
+slime would whiten without context parallelism.
 """
 
 import functools
@@ -35,19 +37,22 @@ _UPDATERS = {
     "full": ("update_weight_from_distributed", "UpdateWeightFromDistributed"),
     "delta": ("update_weight_from_disk_delta", "UpdateWeightFromDiskDelta"),
 }
-"""By `--update-weight-mode`: slime's class that pauses the engines from the trainer. With `--colocate`, no response is
-in flight at an update."""
+"""By `--update-weight-mode`: slime's class that pauses the engines from the trainer. With
+`--colocate`, no response is in flight at an update."""
 
 
 def install(args: Any) -> None:
-    """Make this process compute dual-discount advantages and weigh first tokens; calling it again is safe.
+    """Make this process compute dual-discount advantages and weigh first tokens; calling it again
+    is safe.
 
-    Without a critic, the advantages are those of `--custom-advantage-function-path` or slime's own estimator; training
-    steps are watched and corrected as with one (`advantage/patch/steps.py`).
+    Without a critic, the advantages are those of `--custom-advantage-function-path` or slime's own
+    estimator; training steps are watched and corrected as with one (`advantage/patch/steps.py`).
 
     Raises:
-        ConfigError: the flags would give wrong advantages, or a setting is out of range; names the flag or key.
-        UnsupportedFrameworkError: the patch does not support this slime, or something else patched it.
+        ConfigError: the flags would give wrong advantages, or a setting is out of range; names the
+            flag or key.
+        UnsupportedFrameworkError: the patch does not support this slime, or something else patched
+            it.
     """
     slime = find_slime()
     settings, flags = check_flags(args), advantage_flags(args)
@@ -81,8 +86,8 @@ def install(args: Any) -> None:
     actor, loss = slime.actor, slime.loss
     if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
         raise UnsupportedFrameworkError(
-            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; something else "
-            "replaced one of them"
+            f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; "
+            "something else replaced one of them"
         )
     logger.info(
         "dual-discount GAE is installed: %s, first-token value weight %g",
@@ -92,13 +97,15 @@ def install(args: Any) -> None:
 
 
 def _install_retraction(mode: str | None) -> None:
-    """Let responses in flight survive new weights (`on_update: continue`); `mode` is `--update-weight-mode`.
+    """Let responses in flight survive new weights (`on_update: continue`); `mode` is
+    `--update-weight-mode`.
 
-    slime pauses its engines with an empty request, which SGLang takes as "abort everything". With mode `retract`,
-    SGLang keeps the requests and drops their cache. It computes prompt and response so far again with the new weights,
-    and says in `weight_versions` which weights wrote which token. slime's pause has no mode, but its engine actors have
-    a method that posts any request, so the pause is sent through that one. Raises UnsupportedFrameworkError if
-    slime pushes weights in another way.
+    slime pauses its engines with an empty request, which SGLang takes as "abort everything". With
+    mode `retract`, SGLang keeps the requests and drops their cache. It computes prompt and response
+    so far again with the new weights, and says in `weight_versions` which weights wrote which
+    token. slime's pause has no mode, but its engine actors have a method that posts any request, so
+    the pause is sent through that one. Raises UnsupportedFrameworkError if slime pushes weights in
+    another way.
     """
     module, name = _UPDATERS[mode or "full"]
     path = f"slime.backends.megatron_utils.update_weight.{module}"
@@ -116,11 +123,14 @@ def _connected(connect: Callable[..., None], updater: Any, *args: Any, **named: 
 
 
 class _RetractingEngine:
-    """The handle of slime's engine actor, except that `pause_generation` retracts what is in flight."""
+    """The handle of slime's engine actor, except that `pause_generation` retracts what is in
+    flight."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
-        pause = functools.partial(engine._make_request.remote, "pause_generation", {"mode": "retract"})
+        pause = functools.partial(
+            engine._make_request.remote, "pause_generation", {"mode": "retract"}
+        )
         self.pause_generation = SimpleNamespace(remote=pause)
 
     def __getattr__(self, name: str) -> Any:
@@ -129,7 +139,9 @@ class _RetractingEngine:
         return getattr(self._engine, name)
 
 
-def _compute_and_whiten(loss: ModuleType, args: Any, rollout_data: MutableMapping[str, Any]) -> None:
+def _compute_and_whiten(
+    loss: ModuleType, args: Any, rollout_data: MutableMapping[str, Any]
+) -> None:
     """Replace `compute_advantages_and_returns`: compute slime's KL, call the hook, and whiten."""
     layout = current_layout()
     if not layout.last_stage:
@@ -139,16 +151,26 @@ def _compute_and_whiten(loss: ModuleType, args: Any, rollout_data: MutableMappin
     reference = rollout_data.get("ref_log_probs")
     if flags.kl_coef and log_probs and reference:
         pairs = zip(log_probs, reference, strict=True)
-        kl = [loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type) for new, old in pairs]
+        kl = [
+            loss.compute_approx_kl(new, old, kl_loss_type=flags.kl_loss_type) for new, old in pairs
+        ]
     else:  # no reference: slime's critic, or critic-only steps
-        kl = [torch.zeros_like(values, dtype=torch.float32) for values in rollout_data.get("values") or ()]
+        kl = [
+            torch.zeros_like(values, dtype=torch.float32)
+            for values in rollout_data.get("values") or ()
+        ]
     rollout_data["kl"] = kl
     compute_advantages(args, rollout_data)
     if flags.use_opd:
         loss.apply_opd_kl_to_advantages(
-            args=args, rollout_data=rollout_data, advantages=rollout_data["advantages"], student_log_probs=log_probs
+            args=args,
+            rollout_data=rollout_data,
+            advantages=rollout_data["advantages"],
+            student_log_probs=log_probs,
         )
     if flags.normalize_advantages:
         masks = rollout_data["loss_masks"]
-        masks = local_tokens(rollout_data, layout).split(torch.cat(masks) if masks else torch.zeros(0))
+        masks = local_tokens(rollout_data, layout).split(
+            torch.cat(masks) if masks else torch.zeros(0)
+        )
         rollout_data["advantages"] = whiten(rollout_data["advantages"], masks, layout.data_context)

@@ -1,7 +1,9 @@
-"""How often the critic trains on each batch, and which values the actor gets (`critic_updates`, `actor_values`).
+"""How often the critic trains on each batch, and which values the actor gets (`critic_updates`,
+`actor_values`).
 
-All passes use the returns and old values from before the first one. With `value_pretraining`, the critic trains on the
-last batch alone, which has all turns; values and returns are computed again after each pass and not clipped.
+All passes use the returns and old values from before the first one. With `value_pretraining`, the
+critic trains on the last batch alone, which has all turns; values and returns are computed again
+after each pass and not clipped.
 """
 
 import copy
@@ -21,25 +23,34 @@ from advantage.values import take_metrics
 
 
 def _still(schedule: Any) -> Any:
-    """Copy a learning-rate schedule that does not advance: only the last pass on a batch advances it."""
+    """Copy a learning-rate schedule that does not advance: only the last pass on a batch advances
+    it."""
     still = copy.copy(schedule)
     still.step = lambda increment=0: None
     return still
 
 
 def install_critic(slime: Slime, settings: AdvantageSettings) -> None:
-    """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if slime has no `train`."""
+    """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if slime
+    has no `train`."""
     passes, after = settings.critic_updates, settings.actor_values == "after"
     if slime.actor is None or (passes == 1 and not after):
         return  # only a preflight, or nothing to change
     if not callable(getattr(slime.actor, "train", None)):
         raise UnsupportedFrameworkError(
-            f"{slime.actor.__name__} has no train, so critic_updates and actor_values cannot be changed"
+            f"{slime.actor.__name__} has no train, so critic_updates and actor_values cannot be "
+            "changed"
         )
     actor: Any = slime.actor
 
     def train_critic(
-        train: Callable[..., Any], rollout_id: int, model: Any, optimizer: Any, schedule: Any, *rest: Any, **named: Any
+        train: Callable[..., Any],
+        rollout_id: int,
+        model: Any,
+        optimizer: Any,
+        schedule: Any,
+        *rest: Any,
+        **named: Any,
     ) -> Any:
         role = getattr(model[0], "role", "actor")
         if role != "critic":
@@ -59,22 +70,37 @@ def install_critic(slime: Slime, settings: AdvantageSettings) -> None:
     wrap(actor, "train", train_critic)
 
 
-def _compute_values(args: Any, actor: Any, model: Any, data_iterator: Any, num_microbatches: Any) -> None:
+def _compute_values(
+    args: Any, actor: Any, model: Any, data_iterator: Any, num_microbatches: Any
+) -> None:
     new = actor.forward_only(actor.get_values, args, model, data_iterator, num_microbatches)
     data_iterator[0].rollout_data.update(new)
 
 
 def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings) -> None:
-    """Let the critic's process only collect until the last batch, then train on it until it has converged."""
+    """Let the critic's process only collect until the last batch, then train on it until it has
+    converged."""
     actor = slime.actor
     if actor is None:
         return  # a preflight, without a training process
-    missing = [name for name in ("train", "forward_only", "get_values") if not callable(getattr(actor, name, None))]
+    missing = [
+        name
+        for name in ("train", "forward_only", "get_values")
+        if not callable(getattr(actor, name, None))
+    ]
     if missing:
-        raise UnsupportedFrameworkError(f"{actor.__name__} has no {missing[0]}, which value_pretraining needs")
+        raise UnsupportedFrameworkError(
+            f"{actor.__name__} has no {missing[0]}, which value_pretraining needs"
+        )
 
     def all_passes(
-        train: Callable[..., Any], rollout_id: int, model: Any, optimizer: Any, schedule: Any, iterator: Any, *rest: Any
+        train: Callable[..., Any],
+        rollout_id: int,
+        model: Any,
+        optimizer: Any,
+        schedule: Any,
+        iterator: Any,
+        *rest: Any,
     ) -> None:
         if rollout_id + 1 < settings.batches:
             return
@@ -83,7 +109,8 @@ def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings)
         critic_alarm().watch(take_metrics(data), rollout_id)
         while progress.begin_pass(settings, data, model, layout):
             _log(args, slime, progress)
-            # The pass counts as a rollout, so that its metrics are logged after those of the one before.
+            # The pass counts as a rollout, so that its metrics are logged after those of the one
+            # before.
             number = rollout_id + len(progress.explained) - 1
             with progress.held_out_hidden(data):
                 train(number, model, optimizer, _still(schedule), iterator, *rest)
@@ -92,7 +119,9 @@ def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings)
             take_metrics(data)  # the critic has trained on these turns
         _log(args, slime, progress)
         progress.finish(settings, model)
-        record = pretrained_record(advantage_settings(args), progress.explained, progress.best, data, layout)
+        record = pretrained_record(
+            advantage_settings(args), progress.explained, progress.best, data, layout
+        )
         setattr(args, RECORD, record)  # slime saves its arguments with the model
         optimizer.reload_model_params()
 

@@ -1,7 +1,8 @@
 """Wraps what slime does around a training step: weights, micro-batches, the loss, and the metrics.
 
-`install` wraps it all before the model is built. Without `--custom-megatron-init-path`, `advantage.group` wraps it when
-it computes the first advantages; only the weights of the first push are out of reach by then.
+`install` wraps it all before the model is built. Without `--custom-megatron-init-path`,
+`advantage.group` wraps it when it computes the first advantages; only the weights of the first push
+are out of reach by then.
 """
 
 import sys
@@ -31,17 +32,21 @@ _STEP_LENGTHS = ("global_batch_sizes", "num_microbatches")
 
 
 def install_late(settings: AdvantageSettings) -> None:
-    """Wrap the training steps of this process, unless they are wrapped or slime does not run in it."""
+    """Wrap the training steps of this process, unless they are wrapped or slime does not run in
+    it."""
     model = sys.modules.get(MODEL)
     if model is not None and original(model.train_one_step) is model.train_one_step:
         install_steps(model, sys.modules.get(ACTOR), settings)
 
 
 def install_steps(model: ModuleType, actor: ModuleType | None, settings: AdvantageSettings) -> None:
-    """Wrap functions of slime's `model` and `actor` modules; raises UnsupportedFrameworkError if one is missing."""
+    """Wrap functions of slime's `model` and `actor` modules; raises UnsupportedFrameworkError if
+    one is missing."""
     for name in ("get_batch", "train_one_step", "loss_function"):
         if not callable(getattr(model, name, None)):
-            raise UnsupportedFrameworkError(f"{model.__name__} has no {name}, which the patch has to wrap")
+            raise UnsupportedFrameworkError(
+                f"{model.__name__} has no {name}, which the patch has to wrap"
+            )
     alarms = off_policy_alarm(settings), critic_alarm()
 
     def extended(
@@ -57,7 +62,9 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     ) -> tuple[dict[str, Any], Any]:
         measured = _measured(*rest)
         metrics, norm = train_one_step(args, rollout_id, *rest, **named)
-        if getattr(args, "check_for_nan_in_loss_and_grad", True):  # Megatron looks at gradients alone
+        if getattr(
+            args, "check_for_nan_in_loss_and_grad", True
+        ):  # Megatron looks at gradients alone
             check_finite(metrics, rollout_id)
         metrics = finish_dis(metrics) | measured
         for alarm in alarms:
@@ -75,18 +82,22 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
         wrap(backuper, "create", _create_returning)
 
 
-def _measured(_step: int = 0, iterators: Sequence[Any] = (), models: Sequence[Any] = (), *_: Any) -> dict[str, float]:
-    """What the hook measured on the critic's batch, in the first step of its last pass over the batch."""
+def _measured(
+    _step: int = 0, iterators: Sequence[Any] = (), models: Sequence[Any] = (), *_: Any
+) -> dict[str, float]:
+    """What the hook measured on the critic's batch, in the first step of its last pass over the
+    batch."""
     is_critic = bool(models) and getattr(models[0], "role", None) == "critic"
     return take_metrics(iterators[0].rollout_data) if is_critic else {}
 
 
 def _create_returning(create: Callable[..., Any], **named: Any) -> Any:
-    """Make slime's copies of models such that the model has the actor's weights again after another copy is made.
+    """Make slime's copies of models such that the model has the actor's weights again after another
+    copy is made.
 
-    slime reads the reference and the teacher into the actor's model before it copies them. Where training is not
-    offloaded, it leaves the last of them there, and pushes it to the engines before the first batch. The training
-    process itself cannot be patched, because Ray copies its methods.
+    slime reads the reference and the teacher into the actor's model before it copies them. Where
+    training is not offloaded, it leaves the last of them there, and pushes it to the engines before
+    the first batch. The training process itself cannot be patched, because Ray copies its methods.
     """
     copies = create(**named)
     backup = copies.backup
@@ -100,11 +111,14 @@ def _create_returning(create: Callable[..., Any], **named: Any) -> Any:
     return copies
 
 
-def _count_turns(loss_function: Callable[..., Loss], args: Any, batch: Any, *rest: Any, **named: Any) -> Loss:
+def _count_turns(
+    loss_function: Callable[..., Loss], args: Any, batch: Any, *rest: Any, **named: Any
+) -> Loss:
     """Correct what the turns of a sample weigh in the loss.
 
-    A sample of several turns counts as those turns would alone. With `--calculate-per-token-loss`, all tokens weigh the
-    same; there slime counts one token too many for each sample without trained tokens, such as a bootstrap sample.
+    A sample of several turns counts as those turns would alone. With `--calculate-per-token-loss`,
+    all tokens weigh the same; there slime counts one token too many for each sample without trained
+    tokens, such as a bootstrap sample.
     """
     if not args.calculate_per_token_loss:
         weights = list(map(turn_weights, batch["loss_masks"], batch["rollout_mask_sums"]))
@@ -117,14 +131,18 @@ def _count_turns(loss_function: Callable[..., Loss], args: Any, batch: Any, *res
     return loss, count - empty, {**log, "values": values}
 
 
-def _log_without_padding(log: Callable[..., None], rollout_id: int, args: Any, data: Mapping[str, Any]) -> None:
+def _log_without_padding(
+    log: Callable[..., None], rollout_id: int, args: Any, data: Mapping[str, Any]
+) -> None:
     log(rollout_id, args, without_padding(data))
 
 
 def without_padding(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Leave the samples that only fill an optimizer step out of a rank's columns; one stays if there is nothing else.
+    """Leave the samples that only fill an optimizer step out of a rank's columns; one stays if
+    there is nothing else.
 
-    `raw_reward` has the samples of all ranks; the converter gives padding a reward that does not change the mean.
+    `raw_reward` has the samples of all ranks; the converter gives padding a reward that does not
+    change the mean.
     """
     indices = data.get("sample_indices") or ()
     if PADDING_INDEX not in indices:

@@ -32,7 +32,8 @@ class Slime:
     loss: ModuleType
     """Where advantages and the losses are computed."""
     actor: ModuleType | None
-    """The training process's module, which imports functions of `loss` by name; None if it is not loaded."""
+    """The training process's module, which imports functions of `loss` by name; None if it is not
+    loaded."""
     model: ModuleType | None
     """Where the forward passes are; None if it is not loaded."""
     whitens_all_ranks: bool
@@ -40,26 +41,32 @@ class Slime:
 
 
 def find_slime() -> Slime:
-    """Return slime's modules; raises UnsupportedFrameworkError without slime, or for an unknown version."""
+    """Return slime's modules; raises UnsupportedFrameworkError without slime, or for an unknown
+    version."""
     try:
         loss = importlib.import_module(LOSS)
     except ModuleNotFoundError as error:
         if error.name is None or not error.name.startswith("slime"):
             raise
-        raise UnsupportedFrameworkError(f"there is no module {LOSS}; supported are {SUPPORTED}") from error
+        raise UnsupportedFrameworkError(
+            f"there is no module {LOSS}; supported are {SUPPORTED}"
+        ) from error
     for function, parameters in _PARAMETERS.items():
         _check_parameters(loss, function, parameters)
     dispatch = getattr(loss, "loss_function", None)
     if dispatch is None or "value_loss_function" not in dispatch.__code__.co_names:
         raise UnsupportedFrameworkError(
-            f"{LOSS}.loss_function does not call value_loss_function by that name; supported are {SUPPORTED}"
+            f"{LOSS}.loss_function does not call value_loss_function by that name; supported are "
+            f"{SUPPORTED}"
         )
     compute: CodeType = original(loss.compute_advantages_and_returns).__code__
     if "custom_advantage_function_path" not in compute.co_names:
         raise UnsupportedFrameworkError(
             f"this slime has no --custom-advantage-function-path; supported are {SUPPORTED}"
         )
-    names_of_keywords: list[Any] = [constant for constant in compute.co_consts if isinstance(constant, tuple)]
+    names_of_keywords: list[Any] = [
+        constant for constant in compute.co_consts if isinstance(constant, tuple)
+    ]
     whitens_all_ranks = any("with_context_parallel" in names for names in names_of_keywords)
     return Slime(loss, sys.modules.get(ACTOR), sys.modules.get(MODEL), whitens_all_ranks)
 
@@ -71,7 +78,8 @@ def _check_parameters(loss: ModuleType, name: str, expected: tuple[str, ...]) ->
     found = tuple(inspect.signature(function).parameters)
     if found[: len(expected)] != expected:
         raise UnsupportedFrameworkError(
-            f"{LOSS}.{name} is called with {found}, expected parameters {expected}; supported are {SUPPORTED}"
+            f"{LOSS}.{name} is called with {found}, expected parameters {expected}; supported are "
+            f"{SUPPORTED}"
         )
 
 
@@ -90,7 +98,8 @@ def replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
 
 
 def wrap(module: Any, name: str, around: Callable[..., Any]) -> None:
-    """Replace a module's function by `around`, which is called with the old function and its arguments; once."""
+    """Replace a module's function by `around`, which is called with the old function and its
+    arguments; once."""
 
     def make(old: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(old)

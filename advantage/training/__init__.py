@@ -1,1 +1,2 @@
-"""What a training step takes from us besides the advantages: losses, whitening, alarms and expanded images."""
+"""What a training step takes from us besides the advantages: losses, whitening, alarms and expanded
+images."""

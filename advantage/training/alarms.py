@@ -1,6 +1,7 @@
 """The healthy range of a metric, and the alarms of training steps.
 
-One is about a policy that has moved far from the one that played the turns, one about a critic that misleads it.
+One is about a policy that has moved far from the one that played the turns, one about a critic that
+misleads it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limit:
-    """The healthy range of one metric: `lowest` to `highest`. Every alarm of a run is one of these."""
+    """The healthy range of one metric: `lowest` to `highest`. Every alarm of a run is one of
+    these."""
 
     metric: str
     meaning: str
@@ -40,7 +42,9 @@ class Limit:
         if self.lowest == -math.inf:
             healthy = f"{self.highest:g} or less"
         else:
-            healthy = f"{self.lowest:g} " + ("or more" if self.highest == math.inf else f"to {self.highest:g}")
+            healthy = f"{self.lowest:g} " + (
+                "or more" if self.highest == math.inf else f"to {self.highest:g}"
+            )
         healthy += f" ({self.key})" if self.key else ""
         return f"{self.meaning} ({self.metric}) is {value:.3g} {when}, and healthy is {healthy}: {self.advice}"
 
@@ -50,8 +54,9 @@ def check_finite(metrics: Mapping[str, float], rollout_id: int) -> None:
     for name, value in metrics.items():
         if name.endswith("loss") and not math.isfinite(value):
             raise NonFiniteLossError(
-                f"{name} is {float(value)} in rollout {rollout_id}, so training stops: scale the rewards so that "
-                "returns stay between about -1 and 10, or lower the learning rate; the last checkpoint is still good"
+                f"{name} is {float(value)} in rollout {rollout_id}, so training stops: scale the "
+                "rewards so that returns stay between about -1 and 10, or lower the learning "
+                "rate; the last checkpoint is still good"
             )
 
 
@@ -64,16 +69,16 @@ def off_policy_alarm(settings: AdvantageSettings) -> StepAlarm:
             "the mean difference between the log-probs of trainer and engine",
             settings.alarm_logprob_abs_diff,
             "alarm_logprob_abs_diff",
-            "lower max_staleness or --lr; if no turn is stale, compare the checkpoint, the chat template and the "
-            "precision of the two",
+            "lower max_staleness or --lr; if no turn is stale, compare the checkpoint, the chat "
+            "template and the precision of the two",
         ),
         Limit(
             masked,
             "the share of tokens that the off-policy correction masks or truncates",
             settings.alarm_masked_share,
             "alarm_masked_share",
-            "lower max_staleness or --lr, or widen the interval (DIS: --eps-clip and --eps-clip-high; TIS and "
-            "IcePop: --tis-clip-low and --tis-clip)",
+            "lower max_staleness or --lr, or widen the interval (DIS: --eps-clip and "
+            "--eps-clip-high; TIS and IcePop: --tis-clip-low and --tis-clip)",
         ),
     )
     return StepAlarm("off_policy_alarms", limits)
@@ -84,8 +89,9 @@ RETURNS_IN_RANGE = Limit(
     "the share of turns whose return is outside value_range",
     0.01,
     "",
-    "the critic cannot tell these returns from the end of the range; widen value_range to hold the smallest and the "
-    "largest (return_min and return_max), and pretrain the critic again if it was",
+    "the critic cannot tell these returns from the end of the range; widen value_range to hold "
+    "the smallest and the largest (return_min and return_max), and pretrain the critic again if "
+    "it was",
 )
 
 
@@ -96,8 +102,9 @@ def critic_alarm() -> StepAlarm:
         "the share of the returns' variance that the critic explains",
         math.inf,
         "",
-        "a constant would explain 0; train the critic alone first (value_pretraining or critic_warmup), lower its "
-        "learning rate, or check that the prompt shows what the rewards depend on",
+        "a constant would explain 0; train the critic alone first (value_pretraining or "
+        "critic_warmup), lower its learning rate, or check that the prompt shows what the "
+        "rewards depend on",
         patience=5,
     )
     return StepAlarm("critic_alarms", (explains, RETURNS_IN_RANGE))
@@ -113,18 +120,24 @@ class StepAlarm:
         self._steps = 0
 
     def watch(self, metrics: Mapping[str, float], rollout_id: int) -> dict[str, float]:
-        """Check one training step; warns when a metric has left its range, not while it stays outside.
+        """Check one training step; warns when a metric has left its range, not while it stays
+        outside.
 
-        Returns, under the alarm's name, this process's steps with an alarm so far, or nothing without such metrics.
+        Returns, under the alarm's name, this process's steps with an alarm so far, or nothing
+        without such metrics.
         """
-        from advantage.exchange import current_layout  # imports torch, which a run's other alarms need not
+        from advantage.exchange import (
+            current_layout,
+        )  # imports torch, which a run's other alarms need not
 
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:
             return {}
         for limit in watched:
             value = float(metrics[limit.metric])
-            self._outside[limit.metric] = 0 if limit.holds(value) else self._outside[limit.metric] + 1
+            self._outside[limit.metric] = (
+                0 if limit.holds(value) else self._outside[limit.metric] + 1
+            )
             if self._outside[limit.metric] == limit.patience and current_layout().stage.rank == 0:
                 logger.warning("%s", limit.sentence(value, f"in rollout {rollout_id}"))
         self._steps += any(self._outside[limit.metric] >= limit.patience for limit in watched)

@@ -1,10 +1,12 @@
-"""Small images: training data carries PNG bytes, and the training rank makes the processor's tensors from them.
+"""Small images: training data carries PNG bytes, and the training rank makes the processor's
+tensors from them.
 
-`rollout/tokens/images.py` writes this form; `expand` gives back the processor's tensor bit for bit. Keys of a sample's
-`multimodal_train_inputs`, for k images, all concatenated along dim 0:
+`rollout/tokens/images.py` writes this form; `expand` gives back the processor's tensor bit for bit.
+Keys of a sample's `multimodal_train_inputs`, for k images, all concatenated along dim 0:
 
 - `pixel_values`: uint8 [bytes], the PNG files one after another
-- `pixel_values_code`: int64 [k, 4], per image: bytes of its file, patch size, temporal patch size, merge size
+- `pixel_values_code`: int64 [k, 4], per image: bytes of its file, patch size, temporal patch size,
+  merge size
 - `pixel_values_table`: float32 [k, 3, 256], the processor's value for each channel's byte
 """
 
@@ -22,13 +24,16 @@ PIXELS, CODE, TABLE = "pixel_values", "pixel_values_code", "pixel_values_table"
 
 
 def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace the three keys by `pixel_values`, float32 [patches, channels x temporal x patch^2]; other inputs stay."""
+    """Replace the three keys by `pixel_values`, float32 [patches, channels x temporal x patch^2];
+    other inputs stay."""
     if CODE not in inputs:
         return dict(inputs)
     try:
         from PIL import Image
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("training on pictures needs Pillow: pip install pillow") from error
+        raise MissingDependencyError(
+            "training on pictures needs Pillow: pip install pillow"
+        ) from error
     data = inputs[PIXELS].cpu().numpy()  # one transfer for all images of a micro-batch
     patches: list[Tensor] = []
     start = 0

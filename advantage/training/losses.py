@@ -1,8 +1,9 @@
 """Whitens the actor's advantages, and weighs the critic's value loss.
 
-Each turn's first token has more weight in the value loss, because the previous turn bootstraps from its value. With
-weight w, the mean over a turn's n tokens becomes (w l_0 + l_1 + ... + l_{n-1}) / n. Verlog takes half the squared error
-and averages over the micro-batch's tokens; slime takes the whole and averages over each turn's tokens first.
+Each turn's first token has more weight in the value loss, because the previous turn bootstraps from
+its value. With weight w, the mean over a turn's n tokens becomes (w l_0 + l_1 + ... + l_{n-1}) / n.
+Verlog takes half the squared error and averages over the micro-batch's tokens; slime takes the
+whole and averages over each turn's tokens first.
 """
 
 import functools
@@ -21,7 +22,8 @@ ValueLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 def first_tokens(mask: Tensor) -> Tensor:
-    """Mark the first token of each run of trained tokens, [n] bool; a run is a turn (`check_first_tokens`)."""
+    """Mark the first token of each run of trained tokens, [n] bool; a run is a turn
+    (`check_first_tokens`)."""
     trained = mask.bool()
     first = trained.clone()
     first[1:] &= ~trained[:-1]
@@ -29,16 +31,19 @@ def first_tokens(mask: Tensor) -> Tensor:
 
 
 def first_token_weights(masks: Sequence[Tensor], weight: float) -> list[Tensor]:
-    """Weigh the tokens of full response rows: `weight` for each turn's first trained token, 1 otherwise; float32."""
+    """Weigh the tokens of full response rows: `weight` for each turn's first trained token, 1
+    otherwise; float32."""
     return [torch.where(first_tokens(mask), weight, 1.0) for mask in masks]
 
 
 def turn_weights(mask: Tensor, denominator: Tensor) -> Tensor:
-    """Weigh the response tokens [n] of a sample with several turns such that each turn counts as much, [n] floating.
+    """Weigh the response tokens [n] of a sample with several turns such that each turn counts as
+    much, [n] floating.
 
-    A turn of k trained tokens has the weight denominator / k at each; divided by the denominator, it is its mean. Turns
-    are runs of trained tokens in `mask`. Other samples have their mask back: their denominator, which includes all
-    samples of their training group, is at least the number of their trained tokens.
+    A turn of k trained tokens has the weight denominator / k at each; divided by the denominator,
+    it is its mean. Turns are runs of trained tokens in `mask`. Other samples have their mask back:
+    their denominator, which includes all samples of their training group, is at least the number of
+    their trained tokens.
     """
     trained = mask.bool()
     if denominator >= trained.sum():
@@ -65,7 +70,8 @@ def weigh_first_tokens(value_loss: ValueLoss) -> ValueLoss:
 
 
 def weigh_reducer(reduce: Reducer, weights: Tensor) -> Reducer:
-    """Wrap a reducer: inputs with a gradient are weighted, metrics such as the clip fraction are not."""
+    """Wrap a reducer: inputs with a gradient are weighted, metrics such as the clip fraction are
+    not."""
 
     def weighted(x: Tensor) -> Tensor:
         if x.requires_grad:
@@ -77,11 +83,12 @@ def weigh_reducer(reduce: Reducer, weights: Tensor) -> Reducer:
 
 @torch.no_grad()
 def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> list[Tensor]:
-    """Scale the rows to mean 0 and variance 1 over the group's trained tokens; float64 sums, one all-reduce.
+    """Scale the rows to mean 0 and variance 1 over the group's trained tokens; float64 sums, one
+    all-reduce.
 
-    Call it on every rank, after the returns are computed. As in slime, untrained tokens are shifted and scaled too.
-    `masks` are 1 on trained tokens and shaped like `rows`; `group` is `Layout.data_context`. Raises ValueError if the
-    whole group has no trained token.
+    Call it on every rank, after the returns are computed. As in slime, untrained tokens are shifted
+    and scaled too. `masks` are 1 on trained tokens and shaped like `rows`; `group` is
+    `Layout.data_context`. Raises ValueError if the whole group has no trained token.
     """
     nothing = [torch.zeros(0)]
     flat = torch.cat(list(rows) or nothing).double()
@@ -92,7 +99,10 @@ def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> lis
     count, total, squares = group.total(sums, like=flat).unbind(0)
     mean = total / count
     if count == 0:
-        raise ValueError("no token of this batch is trained, so advantages cannot be whitened; check the loss masks")
+        raise ValueError(
+            "no token of this batch is trained, so advantages cannot be whitened; check the loss "
+            "masks"
+        )
     correction = count / (count - 1).clamp(min=1)
     variance = (squares / count - mean**2) * correction
     scale = torch.rsqrt(variance.clamp(min=0) + 1e-8)

@@ -1,11 +1,13 @@
-"""DIS, double-sided importance sampling: a policy loss for turns that older weights played (`policy_loss: dis`).
+"""DIS, double-sided importance sampling: a policy loss for turns that older weights played
+(`policy_loss: dis`).
 
-With r = exp(log pi(a) - log pi_rollout(a)), the ratio to the weights that sampled the token, each token's loss is
+With r = exp(log pi(a) - log pi_rollout(a)), the ratio to the weights that sampled the token, each
+token's loss is
 
     -f(r) A log pi(a),   f(r) = r if 1 - eps_clip < r < 1 + eps_clip_high, else 0,
 
-and f(r) carries no gradient. A masked token stays in the mean's denominator. Source: Single-rollout Asynchronous
-Optimization (arXiv 2607.07508), equations 1 to 3.
+and f(r) carries no gradient. A masked token stays in the mean's denominator. Source: Single-rollout
+Asynchronous Optimization (arXiv 2607.07508), equations 1 to 3.
 """
 
 import functools
@@ -29,7 +31,11 @@ PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
 
 def dis_loss(
-    ppo_kl: Tensor, advantages: Tensor, eps_clip: float, eps_clip_high: float, eps_clip_c: float | None = None
+    ppo_kl: Tensor,
+    advantages: Tensor,
+    eps_clip: float,
+    eps_clip_high: float,
+    eps_clip_c: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the DIS loss per token and a mask of the tokens without gradient (1.0), all [n].
 
@@ -42,7 +48,8 @@ def dis_loss(
     """
     ratio = ratio_of(ppo_kl)
     kept = (ratio > 1 - eps_clip) & (ratio < 1 + eps_clip_high)
-    # The gradient of -r A is -r A times that of log pi. `where`, because 0 times an overflow would be NaN.
+    # The gradient of -r A is -r A times that of log pi. `where`, because 0 times an overflow would
+    # be NaN.
     loss = torch.where(kept, -ratio * advantages, 0.0)
     return loss, (~kept).float()
 
@@ -60,7 +67,8 @@ def dis_metrics(
     reduce: Reducer,
     staleness: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Measure what was masked and how far the policy has moved; slime adds these up over micro-batches and ranks.
+    """Measure what was masked and how far the policy has moved; slime adds these up over
+    micro-batches and ranks.
 
     Args:
         ppo_kl, advantages, eps_clip, eps_clip_high: as for `dis_loss`.
@@ -98,9 +106,11 @@ def _sums(prefix: str, here: Tensor, ratio: Tensor, reduce: Reducer) -> dict[str
 
 
 def finish_dis(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn the sums of `dis_metrics` in the metrics of a whole training step into means over their tokens.
+    """Turn the sums of `dis_metrics` in the metrics of a whole training step into means over their
+    tokens.
 
-    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2). Means without tokens are left out.
+    `dis_ess` is the effective sample size (sum r)^2 / (n sum r^2). Means without tokens are left
+    out.
     """
     found = dict(metrics)
     ages = [f"dis_stale{age}" for age in range(MAX_STALENESS_BUCKET + 1)]
@@ -125,7 +135,9 @@ def install_dis(loss: Any, replace: Callable[[Any, str, Callable[[Any], Any]], N
     """Put DIS in the place of slime's `compute_policy_loss`, and report its metrics."""
     seen: list[tuple[Tensor, Tensor]] = []
 
-    def compute(ppo_kl: Tensor, advantages: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def compute(
+        ppo_kl: Tensor, advantages: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         seen[:] = [(ppo_kl.detach(), advantages)]
         return dis_loss(ppo_kl, advantages, *args, **kwargs)
 

@@ -19,7 +19,10 @@ class Treasure(TextGame):
 
     def start(self):
         rng = random.Random(self.seed)
-        self.east, self.north = rng.choice([-3, -2, 2, 3]), rng.randint(-3, 3)  # of the treasure, from here
+        self.east, self.north = (
+            rng.choice([-3, -2, 2, 3]),
+            rng.randint(-3, 3),
+        )  # of the treasure, from here
         self.turn = 0
         return self.look("You stand on a beach.")
 
@@ -34,7 +37,12 @@ class Treasure(TextGame):
         return abs(self.east) + abs(self.north)
 
     def look(self, event, reward=0.0):
-        sides = [("east", self.east), ("west", -self.east), ("north", self.north), ("south", -self.north)]
+        sides = [
+            ("east", self.east),
+            ("west", -self.east),
+            ("north", self.north),
+            ("south", -self.north),
+        ]
         way = " and ".join(name for name, distance in sides if distance > 0)
         text = f"{event}\nThe treasure is {way} of here."
         return Frame(text, reward=reward, truncated=self.turn >= self.max_steps)

@@ -1,7 +1,8 @@
 """A Qwen2/Llama-shaped language model with a static key-value cache: one row per running request.
 
-Invariant: `cache[..., row, :, :n, :]` holds the keys and values of the row's first n tokens, under one set of weights.
-The forward pass is written by hand, because for small models on a CPU most time goes into Python around the operators.
+Invariant: `cache[..., row, :, :n, :]` holds the keys and values of the row's first n tokens, under
+one set of weights. The forward pass is written by hand, because for small models on a CPU most time
+goes into Python around the operators.
 """
 
 import os
@@ -55,7 +56,9 @@ class RowDecoder(Protocol):
     def load_weights(self, state: Weights) -> None: ...
     def open_row(self, row: int, prompt: Sequence[int]) -> None: ...
     def copy_prefix(self, source: int, target: int, length: int) -> None: ...
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> Tensor: ...
+    def prefill(
+        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]
+    ) -> Tensor: ...
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> Tensor: ...
 
 
@@ -63,11 +66,19 @@ class Decoder:
     """Computes next-token logits for rows of a key-value cache."""
 
     def __init__(
-        self, folder: str | Path, rows: int, context_length: int | None, device: str = "cpu", *, bf16: bool = False
+        self,
+        folder: str | Path,
+        rows: int,
+        context_length: int | None,
+        device: str = "cpu",
+        *,
+        bf16: bool = False,
     ) -> None:
-        """Load a Hugging Face model folder and allocate a cache of `rows` x `context_length` tokens.
+        """Load a Hugging Face model folder and allocate a cache of `rows` x `context_length`
+        tokens.
 
-        With `bf16`, weights, cache and computation are in bfloat16. Raises ConfigError as `load_hf_model`.
+        With `bf16`, weights, cache and computation are in bfloat16. Raises ConfigError as
+        `load_hf_model`.
         """
         model = load_hf_model(folder)
         config = model.config
@@ -83,7 +94,8 @@ class Decoder:
         self._dtype = torch.bfloat16 if bf16 else torch.float32
         self._cos, self._sin = self._rotary_table(model.model.rotary_emb)
         shape = (self.layer_count, 2, rows, self.kv_heads, self.context_length, self.head_dim)
-        # NumPy's zeros take up memory only where they are written, so an unused context costs nothing.
+        # NumPy's zeros take up memory only where they are written, so an unused context costs
+        # nothing.
         zeros = torch.from_numpy(np.zeros(shape, dtype=f"i{self._dtype.itemsize}"))
         self.cache = zeros.view(self._dtype).to(self.device)
         self.load_weights(model.state_dict())
@@ -98,7 +110,8 @@ class Decoder:
         return torch.cat([cos, cos], -1).to(self.device), torch.cat([-sin, sin], -1).to(self.device)
 
     def load_weights(self, state: Weights) -> None:
-        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
+        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they
+        do not fit."""
         weights = {}
         for name, tensor in state.items():
             weights[name] = tensor.detach().to(self.device, self._dtype, copy=True)
@@ -106,11 +119,17 @@ class Decoder:
             embed, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
             layers = [self._read_layer(weights, number) for number in range(self.layer_count)]
         except KeyError as error:
-            raise ConfigError(f"the new weights lack {error}, so they belong to another model") from error
-        if embed.shape[0] != self.vocab_size or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in weights:
             raise ConfigError(
-                f"the new weights belong to another model: their vocabulary has {embed.shape[0]} entries, while the "
-                f"served model has {self.vocab_size} and {self.layer_count} layers; start the engine with that model"
+                f"the new weights lack {error}, so they belong to another model"
+            ) from error
+        if (
+            embed.shape[0] != self.vocab_size
+            or f"model.layers.{self.layer_count}.mlp.down_proj.weight" in weights
+        ):
+            raise ConfigError(
+                f"the new weights belong to another model: their vocabulary has {embed.shape[0]} "
+                f"entries, while the served model has {self.vocab_size} and {self.layer_count} "
+                "layers; start the engine with that model"
             )
         self.embed, self.layers, self.norm = embed, layers, norm
         self.head = weights.get("lm_head.weight", embed)
@@ -122,7 +141,9 @@ class Decoder:
         biases = [weights[name] for x in "qkv" if (name := f"{attention}{x}_proj.bias") in weights]
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
         if qkv.shape[0] != width:
-            raise ConfigError(f"{prefix}self_attn has {qkv.shape[0]} outputs, but the served model has {width}")
+            raise ConfigError(
+                f"{prefix}self_attn has {qkv.shape[0]} outputs, but the served model has {width}"
+            )
         return Layer(
             input_norm=weights[f"{prefix}input_layernorm.weight"],
             qkv=qkv,
@@ -145,8 +166,11 @@ class Decoder:
             self.cache[:, :, target, :, :length] = self.cache[:, :, source, :, :length]
 
     @torch.inference_mode()
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> Tensor:
-        """Compute new tokens of several rows, each from its own start; returns the last logits [rows, vocab]."""
+    def prefill(
+        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]
+    ) -> Tensor:
+        """Compute new tokens of several rows, each from its own start; returns the last logits
+        [rows, vocab]."""
         logits = torch.empty(len(rows), self.vocab_size, device=self.device)
         longest = max(map(len, tokens))
         for offset in range(0, longest, PREFILL_CHUNK):
@@ -163,7 +187,8 @@ class Decoder:
         keys = int(positions.max()) + 1
         used = int(rows.max()) + 1
         ratio = self.heads // self.kv_heads
-        # Attend over all rows up to the highest in one strided view: idle rows cost less than a gather would.
+        # Attend over all rows up to the highest in one strided view: idle rows cost less than a
+        # gather would.
         mask = torch.full((used, 1, 1, keys), -torch.inf, device=self.device)
         mask[:, 0, 0, 0] = 0.0
         visible = torch.arange(keys, device=self.device) <= position[:, None]
@@ -255,12 +280,16 @@ class Decoder:
 
 
 def load_hf_model(folder: str | Path) -> Any:
-    """Load a Hugging Face causal language model in float32; raises ConfigError if it is not served."""
+    """Load a Hugging Face causal language model in float32; raises ConfigError if it is not
+    served."""
     from transformers.models.auto.configuration_auto import AutoConfig
     from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(f"'{folder}' is not a model folder: it has no config.json; give a Hugging Face model folder")
+        raise ConfigError(
+            f"'{folder}' is not a model folder: it has no config.json; give a Hugging Face model "
+            "folder"
+        )
     config = AutoConfig.from_pretrained(folder)
     kind = config.model_type
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
@@ -286,24 +315,31 @@ def load_hf_model(folder: str | Path) -> Any:
 
 @contextmanager
 def loading(folder: str | Path) -> Iterator[None]:
-    """Raise ConfigError for files that transformers cannot load, such as those of a folder that was copied in part."""
+    """Raise ConfigError for files that transformers cannot load, such as those of a folder that was
+    copied in part."""
     try:
         yield
     except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(f"'{folder}' cannot be loaded: {error}; copy the whole folder again") from error
+        raise ConfigError(
+            f"'{folder}' cannot be loaded: {error}; copy the whole folder again"
+        ) from error
 
 
 def write_policy(source: str | Path, weights: Weights, folder: Path) -> None:
     """Write `weights` with the configuration and tokenizer of the Hugging Face folder `source`.
 
-    An earlier policy in `folder` is replaced in one step, so that an interrupted run leaves no half-written one. Raises
-    CheckpointError if the folder cannot be written.
+    An earlier policy in `folder` is replaced in one step, so that an interrupted run leaves no
+    half-written one. Raises CheckpointError if the folder cannot be written.
     """
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*", ".*"))
-        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
+        shutil.copytree(
+            source, temporary, ignore=shutil.ignore_patterns("*.safetensors*", "*.bin*", ".*")
+        )
+        tensors = {
+            name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()
+        }
         save_file(tensors, temporary / "model.safetensors", metadata={"format": "pt"})
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)

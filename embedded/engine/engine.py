@@ -1,4 +1,5 @@
-"""The engine behind the HTTP routes: tokenizer, decoder and scheduler, with SGLang's native requests and responses."""
+"""The engine behind the HTTP routes: tokenizer, decoder and scheduler, with SGLang's native
+requests and responses."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class EngineOptions(Settings):
     max_running_requests: int = Field(default=32, ge=1)
     """Requests that run at the same time; the others wait."""
     context_length: int | None = Field(default=None, ge=1)
-    """Largest number of tokens in prompt and response together; default: the model's own length, at most 4096."""
+    """Largest number of tokens in prompt and response together; default: the model's own length, at
+    most 4096."""
     device: str = "cpu"
     """torch device."""
     bf16: bool = False
@@ -37,14 +39,23 @@ class EngineOptions(Settings):
 
 
 HOST = "127.0.0.1"
-"""Where the engine listens: only programs on this machine reach it, and may pause it or load weights."""
+"""Where the engine listens: only programs on this machine reach it, and may pause it or load
+weights."""
 
 
 class Engine:
-    """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of request."""
+    """The model behind the API: tokenizer, decoder and scheduler, with one method per kind of
+    request."""
 
     max_body_bytes = 8 << 20
-    UNSUPPORTED: tuple[str, ...] = ("text", "stream", "image_data", "input_embeds", "lora_path", "return_hidden_states")
+    UNSUPPORTED: tuple[str, ...] = (
+        "text",
+        "stream",
+        "image_data",
+        "input_embeds",
+        "lora_path",
+        "return_hidden_states",
+    )
     SHARES_PREFIXES = True
     load_model = staticmethod(load_hf_model)
 
@@ -61,15 +72,22 @@ class Engine:
 
     def _load_decoder(self) -> RowDecoder:
         o = self.options
-        return Decoder(o.model_path, o.max_running_requests, o.context_length, o.device, bf16=o.bf16)
+        return Decoder(
+            o.model_path, o.max_running_requests, o.context_length, o.device, bf16=o.bf16
+        )
 
     def prepare(self, body: Mapping[str, Any]) -> Request:
-        """Check the body of `/generate` and return its request, not queued yet; raises ConfigError if it is wrong."""
+        """Check the body of `/generate` and return its request, not queued yet; raises ConfigError
+        if it is wrong."""
         for name in self.UNSUPPORTED:
             if body.get(name):
-                raise ConfigError(f"the embedded engine does not support {name} for this model; remove it")
+                raise ConfigError(
+                    f"the embedded engine does not support {name} for this model; remove it"
+                )
         if body.get("return_logprob") and body.get("logprob_start_len", -1) not in (-1, None):
-            raise ConfigError("log-probabilities of prompt tokens are not supported; remove logprob_start_len")
+            raise ConfigError(
+                "log-probabilities of prompt tokens are not supported; remove logprob_start_len"
+            )
         rid = body.get("rid") or uuid.uuid4().hex
         if not isinstance(rid, str):
             raise ConfigError(f"rid must be text, got {reprlib.repr(rid)}")
@@ -105,7 +123,8 @@ class Engine:
         }
 
     async def load_folder(self, folder: str, version: str | None) -> str:
-        """Load the weights of another folder; returns the version now served. ConfigError leaves the old weights."""
+        """Load the weights of another folder; returns the version now served. ConfigError leaves
+        the old weights."""
         state = await asyncio.to_thread(lambda: self.load_model(folder).state_dict())
         version = await asyncio.wrap_future(self.scheduler.update_weights(state, version))
         self.model_path = folder
@@ -126,7 +145,8 @@ class Engine:
 
 
 def end_tokens(folder: str, tokenizer: Any) -> frozenset[int]:
-    """Collect the ids that end a response: those of the generation config, the model config and the tokenizer."""
+    """Collect the ids that end a response: those of the generation config, the model config and the
+    tokenizer."""
     found: set[int | None] = {tokenizer.eos_token_id}
     for name in ("generation_config.json", "config.json"):
         path = Path(folder) / name

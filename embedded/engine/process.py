@@ -1,7 +1,7 @@
 """The engine in a process beside the trainer's, so that both compute at the same time.
 
-Weights go to the engine as slime's disk transport sends them: pause, which aborts or retracts the responses in flight,
-flush, load, continue.
+Weights go to the engine as slime's disk transport sends them: pause, which aborts or retracts the
+responses in flight, flush, load, continue.
 """
 
 import http.client
@@ -26,10 +26,12 @@ from rollout.errors import ConfigError, EngineError
 
 
 class EngineProcess(AbstractContextManager["EngineProcess"]):
-    """A context manager around a child process that serves one model; it ends with this process, however that ends."""
+    """A context manager around a child process that serves one model; it ends with this process,
+    however that ends."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Start the child and return at once; it loads its model meanwhile, and `port` waits for that."""
+        """Start the child and return at once; it loads its model meanwhile, and `port` waits for
+        that."""
         self._model, self.host, self._port = options.model_path, HOST, 0
         self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-"))
         path = os.pathsep.join(filter(None, sys.path))
@@ -44,7 +46,8 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
 
     @property
     def port(self) -> int:
-        """The port that the engine listens on; raises ConfigError or EngineError if the model cannot be served."""
+        """The port that the engine listens on; raises ConfigError or EngineError if the model
+        cannot be served."""
         if not self._port:
             assert self._process.stdout is not None
             said = json.loads(self._process.stdout.readline() or "{}")
@@ -56,7 +59,8 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         return self._port
 
     def update_weights(self, state: Weights, version: str, on_update: str = "abort") -> None:
-        """Serve these weights, under Hugging Face names, as this version, or raise EngineError or CheckpointError.
+        """Serve these weights, under Hugging Face names, as this version, or raise EngineError or
+        CheckpointError.
 
         `on_update`: whether responses in flight `abort` or `continue` with the new weights.
         """
@@ -65,7 +69,9 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         self._post("/pause_generation", {"mode": "retract" if on_update == "continue" else "abort"})
         while self._post("/flush_cache", refused=400) == 400:
             time.sleep(0.002)  # flushing is refused until the last response is aborted or retracted
-        self._post("/update_weights_from_disk", {"model_path": str(folder), "weight_version": version})
+        self._post(
+            "/update_weights_from_disk", {"model_path": str(folder), "weight_version": version}
+        )
         self._post("/continue_generation")
 
     def cpu_s(self) -> float:
@@ -76,21 +82,31 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         """Send a control request, and return its status: 200, or `refused`."""
         status, said = self._call("POST", path, body)
         if status not in (200, refused):
-            raise EngineError(f"the engine refused {path} (HTTP {status}): {said}", f"http_{status}")
+            raise EngineError(
+                f"the engine refused {path} (HTTP {status}): {said}", f"http_{status}"
+            )
         return status
 
-    def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> tuple[int, Any]:
+    def _call(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None
+    ) -> tuple[int, Any]:
         # Loading a large model takes long on a busy machine.
         connection = http.client.HTTPConnection(self.host, self.port, timeout=600.0)
         try:
-            connection.request(method, path, json.dumps(body or {}), {"Content-Type": "application/json"})
+            connection.request(
+                method, path, json.dumps(body or {}), {"Content-Type": "application/json"}
+            )
             response = connection.getresponse()
             said = response.read()
         except OSError as error:
-            raise EngineError(f"the engine did not answer {path}: {error}", "connection_lost") from error
+            raise EngineError(
+                f"the engine did not answer {path}: {error}", "connection_lost"
+            ) from error
         finally:
             connection.close()
-        return response.status, json.loads(said) if response.headers.get_content_type().endswith("json") else said
+        return response.status, json.loads(said) if response.headers.get_content_type().endswith(
+            "json"
+        ) else said
 
     def _obituary(self) -> str:
         code = self._process.wait()
@@ -107,7 +123,11 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
         if isinstance(error, EngineError):
             with suppress(subprocess.TimeoutExpired):  # a connection may break a moment earlier
                 self._process.wait(timeout=1)
-        lost = self._obituary() if isinstance(error, EngineError) and self._process.returncode is not None else None
+        lost = (
+            self._obituary()
+            if isinstance(error, EngineError) and self._process.returncode is not None
+            else None
+        )
         self.close()
         if lost:
             raise EngineError(lost, "refused") from error
@@ -117,7 +137,8 @@ CHILD = "from embedded.engine.process import serve_until_stdin_closes; serve_unt
 
 
 def serve_until_stdin_closes() -> None:
-    """Serve the options in `argv[1]`, reply with the port or the error, and delete the folder `argv[2]` at the end."""
+    """Serve the options in `argv[1]`, reply with the port or the error, and delete the folder
+    `argv[2]` at the end."""
     from transformers.utils import logging
 
     from embedded.engine.server import EngineServer

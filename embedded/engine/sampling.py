@@ -1,6 +1,7 @@
 """SGLang's sampling parameters, and the draw of one token per request.
 
-Each request has its own random numbers, so its tokens do not depend on the requests that run beside it.
+Each request has its own random numbers, so its tokens do not depend on the requests that run beside
+it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,8 @@ MAX_BIAS = 1e4
 
 
 class SamplingParams(Settings):
-    """How one request is sampled; names and defaults are SGLang's. Its other parameters are not supported."""
+    """How one request is sampled; names and defaults are SGLang's. Its other parameters are not
+    supported."""
 
     temperature: float = Field(default=1.0, ge=0)
     """Divides the logits; 0 takes the most likely token."""
@@ -46,10 +48,14 @@ class SamplingParams(Settings):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.top_k != -1 and not 1 <= self.top_k < 1 << 31:
-            raise ConfigError(f"sampling_params.top_k must be -1 (off) or 1 to 2^31 - 1, got {self.top_k}")
+            raise ConfigError(
+                f"sampling_params.top_k must be -1 (off) or 1 to 2^31 - 1, got {self.top_k}"
+            )
         for token in self.logit_bias or ():
             if not (token.isascii() and token.isdigit() and len(token) < 10):
-                raise ConfigError(f"sampling_params.logit_bias has the key {token!r:.40}; keys are token ids")
+                raise ConfigError(
+                    f"sampling_params.logit_bias has the key {token!r:.40}; keys are token ids"
+                )
         return self
 
     @property
@@ -66,9 +72,11 @@ def draw_uniforms(seed: int, count: int) -> list[float]:
 def sample_tokens(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> tuple[list[int], list[float]]:
-    """Draw one token per row of `logits` [rows, vocab]; return the tokens and their log-probabilities.
+    """Draw one token per row of `logits` [rows, vocab]; return the tokens and their
+    log-probabilities.
 
-    As in SGLang, log-probabilities are of the biased, temperature-scaled distribution, before top-k and top-p.
+    As in SGLang, log-probabilities are of the biased, temperature-scaled distribution, before top-k
+    and top-p.
     """
     if any(one.logit_bias for one in params):
         logits = logits.clone()
@@ -76,7 +84,9 @@ def sample_tokens(
         for token, bias in (one.logit_bias or {}).items():
             logits[row, int(token)] += bias
     device = logits.device
-    temperature = torch.tensor([1.0 if one.greedy else one.temperature for one in params], device=device)
+    temperature = torch.tensor(
+        [1.0 if one.greedy else one.temperature for one in params], device=device
+    )
     log_probs = torch.log_softmax(logits.float() / temperature[:, None], -1)
     probs = log_probs.double().exp()
     for row, one in enumerate(params):
@@ -95,7 +105,8 @@ def sample_tokens(
 
 
 def _truncated(probs: Tensor, params: SamplingParams) -> Tensor:
-    """Set probabilities [vocab] outside top-k and top-p to 0; the most likely token always stays."""
+    """Set probabilities [vocab] outside top-k and top-p to 0; the most likely token always
+    stays."""
     ordered, index = probs.sort(descending=True)
     keep = ordered.cumsum(-1) - ordered < params.top_p
     if params.top_k > 0:

@@ -1,7 +1,8 @@
 """Continuous batching: requests join and leave the running batch between two decode steps.
 
-Invariants: only the worker thread uses the decoder; each request is answered exactly once; the first `_written` tokens
-of each row are in the cache under the current weights, so later prompts can share them.
+Invariants: only the worker thread uses the decoder; each request is answered exactly once; the
+first `_written` tokens of each row are in the cache under the current weights, so later prompts can
+share them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ Update = tuple[Weights, str | None, Future[str]]
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One prompt and its response so far; `future` receives the request itself once `finish_reason` is set."""
+    """One prompt and its response so far; `future` receives the request itself once `finish_reason`
+    is set."""
 
     rid: str
     prompt: list[int]
@@ -40,7 +42,8 @@ class Request:
     cached_tokens: int = 0
     finish_reason: dict[str, Any] | None = None
     versions: list[tuple[str, int]] = field(default_factory=list)
-    """Weight versions in the order in which they wrote the response, each with the number of tokens up to its last."""
+    """Weight versions in the order in which they wrote the response, each with the number of tokens
+    up to its last."""
     row: int = -1
 
     @property
@@ -61,7 +64,8 @@ class Scheduler:
         """Start the worker."""
         self.decoder = decoder
         self.weight_version = "default"
-        """As SGLang names the weights of the checkpoint, until others are loaded under another name."""
+        """As SGLang names the weights of the checkpoint, until others are loaded under another
+        name."""
         self._seed, self._shares_prefixes = seed, shares_prefixes
         self._arrivals = itertools.count()
         self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)
@@ -78,9 +82,14 @@ class Scheduler:
         self._thread.start()
 
     def submit(self, request: Request) -> None:
-        """Queue a request that `check` accepts; its future resolves when it ends. Raises EngineError if closed."""
+        """Queue a request that `check` accepts; its future resolves when it ends. Raises
+        EngineError if closed."""
         arrival, params = next(self._arrivals), request.params
-        seed = self._seed * 1_000_003 + arrival if params.sampling_seed is None else params.sampling_seed
+        seed = (
+            self._seed * 1_000_003 + arrival
+            if params.sampling_seed is None
+            else params.sampling_seed
+        )
         request.uniforms = [] if params.greedy else draw_uniforms(seed, params.max_new_tokens)
         # A caller that disconnects must not cancel the future while the worker uses it.
         request.future.set_running_or_notify_cancel()
@@ -103,10 +112,11 @@ class Scheduler:
             self._wake.notify()
 
     def pause(self, mode: Literal["abort", "retract"]) -> None:
-        """Stop generating. `abort` ends all requests; `retract` lets them wait and go on after `resume`.
+        """Stop generating. `abort` ends all requests; `retract` lets them wait and go on after
+        `resume`.
 
-        A retracted request computes its prompt and its response so far again, so its next tokens are those of the
-        weights that are then loaded.
+        A retracted request computes its prompt and its response so far again, so its next tokens
+        are those of the weights that are then loaded.
         """
         with self._wake:
             self._paused = True
@@ -123,7 +133,8 @@ class Scheduler:
             self._wake.notify()
 
     def update_weights(self, state: Weights, version: str | None = None) -> Future[str]:
-        """Replace the weights once no request is running; resolves to the version, which stays without a new one.
+        """Replace the weights once no request is running; resolves to the version, which stays
+        without a new one.
 
         Requests that wait, retracted ones too, go on with the new weights.
         """
@@ -139,7 +150,8 @@ class Scheduler:
     def flush_cache(self) -> bool:
         """Forget shared prefixes; returns False while requests are in progress, as in SGLang.
 
-        Requests that wait while the engine is paused do not count, because they need nothing in the cache.
+        Requests that wait while the engine is paused do not count, because they need nothing in the
+        cache.
         """
         with self._wake:
             if self._running or (self._waiting and not self._paused):
@@ -168,20 +180,24 @@ class Scheduler:
         self._thread.join(timeout=60)
 
     def check(self, prompt: list[int], params: SamplingParams) -> None:
-        """Raise ConfigError if prompt and response do not fit the context, or token ids are unknown."""
+        """Raise ConfigError if prompt and response do not fit the context, or token ids are
+        unknown."""
         limit, vocab = self.decoder.context_length, self.decoder.vocab_size
         if not prompt:
             raise ConfigError("input_ids is empty; a prompt needs at least one token")
         if len(prompt) + params.max_new_tokens > limit:
             raise ConfigError(
-                f"{len(prompt)} prompt tokens + max_new_tokens {params.max_new_tokens} exceed the context of {limit}; "
-                "shorten the prompt, ask for fewer tokens or start the engine with a longer --context-length"
+                f"{len(prompt)} prompt tokens + max_new_tokens {params.max_new_tokens} exceed the "
+                f"context of {limit}; shorten the prompt, ask for fewer tokens or start the engine "
+                "with a longer --context-length"
             )
         biased = [int(token) for token in params.logit_bias or ()]
         for name, ids in (("input_ids", prompt), ("logit_bias", biased)):
             for token in ids:
                 if not 0 <= token < vocab:
-                    raise ConfigError(f"{name} has token {token}; ids of this model are 0 to {vocab - 1}")
+                    raise ConfigError(
+                        f"{name} has token {token}; ids of this model are 0 to {vocab - 1}"
+                    )
 
     def _work(self) -> None:
         try:
@@ -193,7 +209,9 @@ class Scheduler:
                     if self._closed:
                         self._fail(EngineError("the engine was closed"))
                         return
-                    update = self._updates.popleft() if self._updates and not self._running else None
+                    update = (
+                        self._updates.popleft() if self._updates and not self._running else None
+                    )
                     admitted = [] if self._paused or self._updates or update else self._admit()
                 if update is not None:
                     self._load(*update)
@@ -248,7 +266,8 @@ class Scheduler:
         done.set_result(self.weight_version)
 
     def _admit(self) -> list[Request]:
-        """Give rows to waiting requests; each reuses the longest cached prefix, in place or as a copy."""
+        """Give rows to waiting requests; each reuses the longest cached prefix, in place or as a
+        copy."""
         admitted: list[Request] = []
         budget = 4096  # prompt tokens in one step; this bounds the delay of running requests
         while self._waiting and len(self._running) < self.decoder.rows and budget > 0:
@@ -260,7 +279,9 @@ class Scheduler:
             length = int(shared[best])
             # Take over a free row if the prefix is most of it; otherwise take the emptiest row.
             mostly = length > self._written[best] // 2
-            row = best if best in free and mostly else min(free, key=lambda r: (self._written[r], r))
+            row = (
+                best if best in free and mostly else min(free, key=lambda r: (self._written[r], r))
+            )
             self.decoder.open_row(row, request.prompt)
             self.decoder.copy_prefix(best, row, length)
             self._tokens[row, : len(tokens)] = tokens
@@ -273,7 +294,8 @@ class Scheduler:
         return admitted
 
     def _shared_prefixes(self, tokens: np.ndarray) -> np.ndarray:
-        """Measure each row's cached prefix of `tokens`, at most all but the last token, which must be computed."""
+        """Measure each row's cached prefix of `tokens`, at most all but the last token, which must
+        be computed."""
         if not self._shares_prefixes or not self._written.any():
             return np.zeros(self.decoder.rows, dtype=np.int64)
         agree = self._tokens[:, : len(tokens)] == tokens
@@ -301,7 +323,10 @@ class Scheduler:
     def _extend(self, requests: list[Request], logits: Tensor) -> None:
         """Draw a token for each request, and finish the requests that are done."""
         params = [request.params for request in requests]
-        uniforms = [request.uniforms[len(request.output)] if request.uniforms else 0.0 for request in requests]
+        uniforms = [
+            request.uniforms[len(request.output)] if request.uniforms else 0.0
+            for request in requests
+        ]
         tokens, log_probs = sample_tokens(logits, params, uniforms)
         for request, token, log_prob in zip(requests, tokens, log_probs, strict=True):
             request.output.append(token)
@@ -320,7 +345,8 @@ class Scheduler:
         return None
 
     def _finish(self, request: Request, reason: dict[str, Any]) -> None:
-        """Answer a request and free its row; the row's tokens stay in the cache for later prompts."""
+        """Answer a request and free its row; the row's tokens stay in the cache for later
+        prompts."""
         request.finish_reason = reason
         request.wrote(self.weight_version)
         if request.row >= 0:

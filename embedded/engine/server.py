@@ -1,7 +1,8 @@
-"""An HTTP engine with SGLang's native API (names, bodies and responses), for small models on one machine.
+"""An HTTP engine with SGLang's native API (names, bodies and responses), for small models on one
+machine.
 
-`python -m embedded.engine.server --model-path FOLDER --port PORT` serves one model. `EngineServer` serves it from
-inside a process.
+`python -m embedded.engine.server --model-path FOLDER --port PORT` serves one model. `EngineServer`
+serves it from inside a process.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def build_app(engine: Engine) -> web.Application:
 
 
 def _error(text: str, status: int) -> web.Response:
-    return web.json_response({"error": {"message": text[:2000]}}, status=status)  # it may quote the request
+    return web.json_response(
+        {"error": {"message": text[:2000]}}, status=status
+    )  # it may quote the request
 
 
 async def _body(request: web.Request) -> dict[str, Any]:
@@ -64,7 +67,8 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _name(body: Mapping[str, Any], key: str) -> str | None:
-    """Read an optional path, request id or version in the body; raises ConfigError if it is not text."""
+    """Read an optional path, request id or version in the body; raises ConfigError if it is not
+    text."""
     value = body.get(key)
     if value is not None and not (isinstance(value, str) and "\0" not in value):
         raise ConfigError(f"{key} must be text, got {reprlib.repr(value)}")
@@ -118,7 +122,12 @@ async def _loads(engine: Engine, _: web.Request) -> web.Response:
 
 async def _workers(engine: Engine, request: web.Request) -> web.Response:
     url = f"{request.scheme}://{request.host}"
-    worker = {"id": "0", "url": url, "worker_type": "regular", "is_healthy": engine.scheduler.healthy}
+    worker = {
+        "id": "0",
+        "url": url,
+        "worker_type": "regular",
+        "is_healthy": engine.scheduler.healthy,
+    }
     return web.json_response({"workers": [worker]})
 
 
@@ -190,10 +199,13 @@ class EngineServer(AbstractContextManager["EngineServer"]):
     """An engine and its HTTP server in a thread of this process; a context manager."""
 
     def __init__(self, options: EngineOptions) -> None:
-        """Load the model and listen; raises ConfigError if it is not supported, or the port is taken."""
+        """Load the model and listen; raises ConfigError if it is not supported, or the port is
+        taken."""
         self.engine = (VisionEngine if has_vision(options.model_path) else Engine)(options)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="engine-http", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="engine-http", daemon=True
+        )
         self._thread.start()
         try:
             self._runner, self.port = self._call(_listen(self.engine))
@@ -228,7 +240,9 @@ async def _listen(engine: Engine) -> tuple[web.AppRunner, int]:
         await web.TCPSite(runner, HOST, port).start()
     except OSError as error:
         await runner.cleanup()
-        reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        reason = (
+            "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used: {error.strerror}"
+        )
         raise ConfigError(f"port {port} on {HOST} {reason}; choose another --port") from error
     return runner, runner.addresses[0][1]
 
@@ -242,8 +256,15 @@ def main() -> None:
     parser.add_argument("--max-running-requests", type=int, default=32)
     parser.add_argument("--context-length", type=int)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16; faster on CPUs with AMX")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads; more than one is slower on a busy CPU")
+    parser.add_argument(
+        "--bf16", action="store_true", help="compute in bfloat16; faster on CPUs with AMX"
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="torch threads; more than one is slower on a busy CPU",
+    )
     flags = vars(parser.parse_args())
     torch.set_num_threads(flags.pop("threads"))
     server = EngineServer(read_settings(EngineOptions, flags))

@@ -1,7 +1,8 @@
-"""Serves a small vision-language model on the embedded engine, with images in `image_data` as in SGLang.
+"""Serves a small vision-language model on the embedded engine, with images in `image_data` as in
+SGLang.
 
-It has the same scheduler as a text model. Each row has a cache of transformers. Prefixes are not shared, because equal
-tokens can stand for different images.
+It has the same scheduler as a text model. Each row has a cache of transformers. Prefixes are not
+shared, because equal tokens can stand for different images.
 """
 
 import json
@@ -37,18 +38,23 @@ class VisionDecoder:
         config = self.model.config
         self.image_token: int = config.image_token_id
         self.vocab_size: int = config.text_config.vocab_size
-        self.context_length = context_length or min(config.text_config.max_position_embeddings, 4096)
+        self.context_length = context_length or min(
+            config.text_config.max_position_embeddings, 4096
+        )
         self.rows, self.device = rows, torch.device(device)
         self.images: dict[int, Mapping[str, Tensor]] = {}
         self._caches: dict[int, Any] = {}
         self._shifts: dict[int, int] = {}
 
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
-        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they do not fit."""
+        """Copy in weights under Hugging Face names; raises ConfigError, before any change, if they
+        do not fit."""
         own = self.model.state_dict()
         for name, weight in own.items():
             if name not in state or state[name].shape != weight.shape:
-                raise ConfigError(f"the new weights have no '{name}' of shape {tuple(weight.shape)}")
+                raise ConfigError(
+                    f"the new weights have no '{name}' of shape {tuple(weight.shape)}"
+                )
         self.model.load_state_dict({name: state[name] for name in own})
 
     def open_row(self, row: int, prompt: Sequence[int]) -> None:
@@ -59,7 +65,9 @@ class VisionDecoder:
         assert length == 0, "prefixes with images are not shared"
 
     @torch.inference_mode()
-    def prefill(self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]) -> Tensor:
+    def prefill(
+        self, rows: Sequence[int], starts: Sequence[int], tokens: Sequence[np.ndarray]
+    ) -> Tensor:
         """Compute whole prompts; return the last logits [rows, vocab]."""
         logits = []
         for row, ids in zip(rows, tokens, strict=True):
@@ -76,16 +84,22 @@ class VisionDecoder:
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> Tensor:
         """Compute one token per row, at its position; return logits [rows, vocab]."""
         logits = []
-        for row, position, token in zip(rows.tolist(), positions.tolist(), tokens.tolist(), strict=True):
+        for row, position, token in zip(
+            rows.tolist(), positions.tolist(), tokens.tolist(), strict=True
+        ):
             place = torch.full((3, 1, 1), position + self._shifts[row], device=self.device)
             ids = torch.tensor([[token]], device=self.device)
             cache = self._caches[row]
-            out = self.model(input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True)
+            out = self.model(
+                input_ids=ids, position_ids=place, past_key_values=cache, use_cache=True
+            )
             logits.append(out.logits[:, -1])
         return torch.cat(logits)
 
 
-def forward_inputs(ids: Tensor, images: Mapping[str, Tensor] | None, image_token: int) -> dict[str, Tensor]:
+def forward_inputs(
+    ids: Tensor, images: Mapping[str, Tensor] | None, image_token: int
+) -> dict[str, Tensor]:
     """Arguments of a Qwen model's forward pass for one sequence `ids` [tokens] with its images."""
     ids = ids[None]
     if not images:
@@ -94,18 +108,24 @@ def forward_inputs(ids: Tensor, images: Mapping[str, Tensor] | None, image_token
 
 
 def load_vision_model(folder: str | Path) -> Any:
-    """Load a Qwen vision-language model in float32; raises ConfigError if the engine does not support it."""
+    """Load a Qwen vision-language model in float32; raises ConfigError if the engine does not
+    support it."""
     from transformers.models.auto.modeling_auto import AutoModelForImageTextToText
 
     kind = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")).get("model_type")
     if kind not in SERVED_TYPES:
-        supported = f"the embedded engine supports the vision-language models {', '.join(SERVED_TYPES)}"
-        raise ConfigError(f"'{folder}' is a {kind} model; {supported}. Serve this model with SGLang instead")
+        supported = (
+            f"the embedded engine supports the vision-language models {', '.join(SERVED_TYPES)}"
+        )
+        raise ConfigError(
+            f"'{folder}' is a {kind} model; {supported}. Serve this model with SGLang instead"
+        )
     return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 class VisionEngine(Engine):
-    """The engine of a vision-language model. Prompts have one placeholder per image, which is expanded here."""
+    """The engine of a vision-language model. Prompts have one placeholder per image, which is
+    expanded here."""
 
     max_body_bytes = 64 << 20
     UNSUPPORTED = tuple(name for name in Engine.UNSUPPORTED if name != "image_data")
@@ -117,8 +137,12 @@ class VisionEngine(Engine):
         options = self.options
         self.processor: Any = load_processor(options.model_path)
         if self.processor is None:
-            raise ConfigError(f"'{options.model_path}' has no preprocessor_config.json, so images cannot be read")
-        found = VisionDecoder(options.model_path, options.max_running_requests, options.context_length, options.device)
+            raise ConfigError(
+                f"'{options.model_path}' has no preprocessor_config.json, so images cannot be read"
+            )
+        found = VisionDecoder(
+            options.model_path, options.max_running_requests, options.context_length, options.device
+        )
         self.image_token = found.image_token
         return found
 
@@ -133,7 +157,9 @@ class VisionEngine(Engine):
 
     def _expanded(self, ids: Sequence[int], images: Sequence[Any]) -> ImagePrompt:
         if not all(isinstance(image, str) and image.startswith("data:") for image in images):
-            raise ConfigError("image_data must be data URIs (data:image/png;base64,...), not paths or links")
+            raise ConfigError(
+                "image_data must be data URIs (data:image/png;base64,...), not paths or links"
+            )
         try:
             images = [open_image(image) for image in images]
         except ImageError as error:
@@ -143,7 +169,9 @@ class VisionEngine(Engine):
         patches = inputs[GRIDS].prod(-1)
         counts = iter((patches // reader.merge_size**2).tolist())
         if ids.count(self.image_token) != len(images):
-            raise ConfigError(f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} images")
+            raise ConfigError(
+                f"input_ids has {ids.count(self.image_token)} placeholders for {len(images)} images"
+            )
         prompt = ImagePrompt()
         for token in ids:
             prompt.extend([token] * next(counts) if token == self.image_token else [token])

@@ -1,4 +1,5 @@
-"""The last lines of a run: its results, what went wrong, and the commands that continue from here."""
+"""The last lines of a run: its results, what went wrong, and the commands that continue from
+here."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ MEASURES = {"success": "win rate", "progression": "progression", "return": "retu
 UNCHANGED = "no significant change"
 Episode = Mapping[str, Any]
 
-PROGRAM = "slime-verlog" if shutil.which("slime-verlog") else f"{shlex.quote(sys.executable)} -m inspection"
+PROGRAM = (
+    "slime-verlog"
+    if shutil.which("slime-verlog")
+    else f"{shlex.quote(sys.executable)} -m inspection"
+)
 """How a shell calls the command; a checkout that is not installed has no `slime-verlog`."""
 
 
@@ -51,7 +56,8 @@ def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def ending(summary: Mapping[str, Any], folder: Path) -> str:
-    """Format the last lines of a run: results, warnings, and the commands that continue from here."""
+    """Format the last lines of a run: results, warnings, and the commands that continue from
+    here."""
     verdict = summary["verdict"]
     lines = [
         f"before: {describe(summary['win_rate_before'])}",
@@ -67,17 +73,23 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
         lines.append(f"note: {summary['note']}")
     if summary["fault"]:
         lines.append(f"error: {summary['fault']}")
-    lines.append(f"written to {folder}/; policy_best/ is the policy after {summary['best_update']} updates")
+    lines.append(
+        f"written to {folder}/; policy_best/ is the policy after {summary['best_update']} updates"
+    )
     return "\n".join([*lines, *(f"  {command}" for command in commands(folder, summary))])
 
 
 def commands(folder: Path, summary: Mapping[str, Any]) -> list[str]:
-    """List the commands that evaluate the last policy, show the episodes, and compare before with after."""
+    """List the commands that evaluate the last policy, show the episodes, and compare before with
+    after."""
     here = shlex.quote(str(folder))
-    lengths = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items())
+    lengths = " ".join(
+        f"--{name.replace('_', '-')} {value}" for name, value in summary["lengths"].items()
+    )
     last = setting_of(summary["updates"])
     return [
-        f"{PROGRAM} evaluate {here}/config.yaml --player {here}/policy_after {lengths} --out {here}/evaluation",
+        f"{PROGRAM} evaluate {here}/config.yaml --player {here}/policy_after {lengths} --out "
+        f"{here}/evaluation",
         f"{PROGRAM} view {here}",
         f"{PROGRAM} compare {here} {here} --settings '{setting_of(0)}' '{last}'",
     ]
@@ -87,12 +99,17 @@ def spread(values: Iterable[float]) -> dict[str, float]:
     """Compute mean, standard error and number of the values."""
     found = list(values)
     error = statistics.stdev(found) / len(found) ** 0.5 if len(found) > 1 else 0.0
-    return {"mean": round(statistics.fmean(found or [0.0]), 4), "se": round(error, 4), "n": len(found)}
+    return {
+        "mean": round(statistics.fmean(found or [0.0]), 4),
+        "se": round(error, 4),
+        "n": len(found),
+    }
 
 
 @dataclass(frozen=True)
 class Change:
-    """How one measure of held-out episodes changed, by the mean difference of pairs with the same seed."""
+    """How one measure of held-out episodes changed, by the mean difference of pairs with the same
+    seed."""
 
     measure: str
     before: Mapping[str, float]
@@ -109,7 +126,9 @@ class Change:
         after = [float(second[measure]) for _, second in pairs]
         change = spread(second - first for first, second in zip(before, after, strict=True))
         mean, reach = change["mean"], 2 * change["se"]
-        return cls(measure, spread(before), spread(after), mean, (mean - reach, mean + reach), len(pairs))
+        return cls(
+            measure, spread(before), spread(after), mean, (mean - reach, mean + reach), len(pairs)
+        )
 
     @property
     def verdict(self) -> str:
@@ -129,7 +148,8 @@ class Change:
 
 
 def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
-    """Judge whether held-out episodes changed: win rate, progression and return, each by its 95 % interval.
+    """Judge whether held-out episodes changed: win rate, progression and return, each by its 95 %
+    interval.
 
     The first of them that changed decides. The sentence names it first, and then the others.
     """
@@ -159,7 +179,8 @@ def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]
 
 
 def is_better(after: Sequence[Episode], before: Sequence[Episode]) -> bool:
-    """Whether `judge` says that `after` improved; if it sees no change, the higher means count, in the same order."""
+    """Whether `judge` says that `after` improved; if it sees no change, the higher means count, in
+    the same order."""
     verdict = judge(before, after)["verdict"]
     if verdict in ("improved", "worse"):
         return verdict == "improved"
@@ -185,12 +206,26 @@ def next_step(summary: Mapping[str, Any]) -> str:
 
 def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     """Return a Markdown table with one row per seed."""
-    lines = ["", "| seed | win rate before | after | turns per episode before | after | wall time | verdict |"]
+    lines = [
+        "",
+        "| seed | win rate before | after | turns per episode before | after | wall time | "
+        "verdict |",
+    ]
     lines += ["|---|---|---|---|---|---|---|"]
     for summary in summaries:
-        before, after, verdict = summary["win_rate_before"], summary["win_rate_after"], summary["verdict"]
-        rates = f"{before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f}"
-        turns = f"{summary['turns_per_episode_before']:.0f} | {summary['turns_per_episode_after']:.0f}"
+        before, after, verdict = (
+            summary["win_rate_before"],
+            summary["win_rate_after"],
+            summary["verdict"],
+        )
+        rates = (
+            f"{before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f}"
+        )
+        turns = (
+            f"{summary['turns_per_episode_before']:.0f} | {summary['turns_per_episode_after']:.0f}"
+        )
         judged = f"{verdict['verdict']}: {MEASURES[verdict['measure']]} {verdict['change']:+.3f}"
-        lines.append(f"| {summary['seed']} | {rates} | {turns} | {summary['wall_time_s']:.0f} s | {judged} |")
+        lines.append(
+            f"| {summary['seed']} | {rates} | {turns} | {summary['wall_time_s']:.0f} s | {judged} |"
+        )
     return "\n".join(lines)

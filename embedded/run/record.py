@@ -1,8 +1,10 @@
-"""What a run writes down: every number as JSON lines, one row per update and per evaluation, and a sample of its turns.
+"""What a run writes down: every number as JSON lines, one row per update and per evaluation, and a
+sample of its turns.
 
-A line of `training.jsonl` is one episode's part of a batch, with what the trainer computed for its tokens, for
-`slime-verlog view`, in the form of `episodes.jsonl`. `credit` holds the numbers from which a reader can follow an
-advantage back to rewards and values. A turn of the quickstart costs about 2 kB.
+A line of `training.jsonl` is one episode's part of a batch, with what the trainer computed for its
+tokens, for `slime-verlog view`, in the form of `episodes.jsonl`. `credit` holds the numbers from
+which a reader can follow an advantage back to rewards and values. A turn of the quickstart costs
+about 2 kB.
 """
 
 import json
@@ -23,7 +25,8 @@ from rollout.turn import StopReason
 
 Row = dict[str, float]
 TURNS = 16
-"""Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST` turns."""
+"""Turns per update; an episode's part of a batch is recorded as a whole, up to its last `LONGEST`
+turns."""
 LONGEST = 64
 _PER_TOKEN = ("log_probs", "rollout_log_probs", "kl", "values", "advantages", "returns")
 _READ = (*_PER_TOKEN, "tokens", "response_lengths", "loss_masks")
@@ -34,8 +37,9 @@ PLAYER = "training"
 class MetricsLog:
     """A `Tracker` of `embedded.train` that appends rows to a file.
 
-    Each row begins with `update`, `turns` and `seconds`: updates and trained turns so far, and the wall time that
-    they took, without evaluations and checkpoints. A resumed run continues these counts.
+    Each row begins with `update`, `turns` and `seconds`: updates and trained turns so far, and the
+    wall time that they took, without evaluations and checkpoints. A resumed run continues these
+    counts.
     """
 
     def __init__(self, path: Path, turns_before: float = 0.0) -> None:
@@ -51,7 +55,8 @@ class MetricsLog:
         self._write(rollout_id + 1, metrics)
 
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
-        """Append and return the means over the held-out episodes, also by task if there are several."""
+        """Append and return the means over the held-out episodes, also by task if there are
+        several."""
         means = evaluation_means(held_out(result))
         if len(result.data) > 1:
             for task, group in result.data.items():
@@ -66,7 +71,8 @@ class MetricsLog:
 
 
 def update_seconds(metrics: Mapping[str, float]) -> float:
-    """Add up the wall time of one update: waiting for its batch, training, and loading the weights into the engine."""
+    """Add up the wall time of one update: waiting for its batch, training, and loading the weights
+    into the engine."""
     return metrics.get("perf/rollout_s", 0.0) + metrics.get("perf/train_s", 0.0)
 
 
@@ -105,7 +111,8 @@ def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
 
 
 def reward_note(rows: Sequence[Mapping[str, float]]) -> str | None:
-    """Warn if no response was valid, or if two or more batches all paid the same mean reward; None otherwise."""
+    """Warn if no response was valid, or if two or more batches all paid the same mean reward; None
+    otherwise."""
     valid = [row["turn/valid_action_ratio"] for row in rows if "turn/valid_action_ratio" in row]
     if valid and not any(valid):
         return "no answer was valid, so rewards taught nothing; the policy must imitate longer, or from more episodes"
@@ -134,17 +141,28 @@ class _Recorded:
 
 
 class TrainingRecord:
-    """Appends to `path`: an episode that is followed through the batches, then parts with rewards, then others."""
+    """Appends to `path`: an episode that is followed through the batches, then parts with rewards,
+    then others."""
 
-    def __init__(self, path: Path, tokenizer: Any, settings: AdvantageSettings, kl_coef: float) -> None:
-        self.path, self._tokenizer, self._settings, self._kl_coef = path, tokenizer, settings, kl_coef
+    def __init__(
+        self, path: Path, tokenizer: Any, settings: AdvantageSettings, kl_coef: float
+    ) -> None:
+        self.path, self._tokenizer, self._settings, self._kl_coef = (
+            path,
+            tokenizer,
+            settings,
+            kl_coef,
+        )
         self._followed: Any = None
 
-    def add(self, rollout_id: int, samples: Sequence[Any], role: str, data: Mapping[str, Any]) -> None:
-        """Record some of one update's turns: `samples`, the batch as the rollout function returned it.
+    def add(
+        self, rollout_id: int, samples: Sequence[Any], role: str, data: Mapping[str, Any]
+    ) -> None:
+        """Record some of one update's turns: `samples`, the batch as the rollout function returned
+        it.
 
-        `role` is `actor`, or `critic` while the actor is frozen; `data` has the numbers that it trained on, as
-        `PpoTrainer.trained`.
+        `role` is `actor`, or `critic` while the actor is frozen; `data` has the numbers that it
+        trained on, as `PpoTrainer.trained`.
         """
         segments: dict[int, list[_Recorded]] = {}
         flat = flatten(samples)
@@ -179,7 +197,9 @@ class TrainingRecord:
                 next_value = round(float(part.numbers["values"][state]), 5)
             if part.is_played:
                 facts_of_each = facts_of_turns(part.sample)
-                for index, span, facts in zip(part.row.indices, part.row.turns, facts_of_each, strict=True):
+                for index, span, facts in zip(
+                    part.row.indices, part.row.turns, facts_of_each, strict=True
+                ):
                     turns[index] = self._turn(part, span, facts, role)
         played = [part for part in segment if part.is_played]
         final = max(played, key=lambda part: part.row.indices[-1])
@@ -204,10 +224,17 @@ class TrainingRecord:
 
     def _credit(self, role: str, next_value: float | None) -> dict[str, Any]:
         kl_coef = self._kl_coef if role == "actor" else 0.0
-        about = {"role": role, "form": self._settings.gae_form, "kl_coef": kl_coef, "next_value": next_value}
+        about = {
+            "role": role,
+            "form": self._settings.gae_form,
+            "kl_coef": kl_coef,
+            "next_value": next_value,
+        }
         return {**about, **asdict(discounts_of(self._settings, role))}
 
-    def _turn(self, part: _Recorded, span: TurnSpan, facts: Mapping[str, Any], role: str) -> dict[str, Any]:
+    def _turn(
+        self, part: _Recorded, span: TurnSpan, facts: Mapping[str, Any], role: str
+    ) -> dict[str, Any]:
         decode, numbers = self._tokenizer.decode, part.numbers
         ids = numbers["tokens"].tolist()
         response = len(ids) - int(numbers["response_lengths"])

@@ -41,7 +41,8 @@ LINE = (
 
 @dataclass
 class RunReport:
-    """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one folder.
+    """A `Tracker` of `embedded.train` that collects a run's numbers and writes them into one
+    folder.
 
     In a folder with a checkpoint, what was written after it is dropped, and the rest is read back.
     """
@@ -81,7 +82,8 @@ class RunReport:
             self._alarms.watch(int(row["update"]), row)
 
     def _best(self) -> int:
-        """Return the updates before the best policy: each evaluation is compared with the best one before it."""
+        """Return the updates before the best policy: each evaluation is compared with the best one
+        before it."""
         best, *others = sorted(self.evaluations)
         for updates in others:
             if is_better(self.evaluations[updates], self.evaluations[best]):
@@ -100,7 +102,8 @@ class RunReport:
             tqdm.write(f"warning: {sentence}")
 
     def evaluation(self, rollout_id: int, result: Any, weights: Weights) -> None:
-        """Record held-out episodes, played after `rollout_id` updates, and keep the policy that played them."""
+        """Record held-out episodes, played after `rollout_id` updates, and keep the policy that
+        played them."""
         episodes = self.evaluations[rollout_id] = record.held_out(result)
         if rollout_id:
             write_policy(self.policy, weights, self.folder / "policy_after")
@@ -116,7 +119,8 @@ class RunReport:
         tqdm.write(f"held-out episodes after {rollout_id} updates: {describe_played(episodes)}")
 
     def write(self, *, interrupted_after: int | None = None) -> dict[str, Any]:
-        """Write all files and return the summary; before the first evaluation, there is only the summary.
+        """Write all files and return the summary; before the first evaluation, there is only the
+        summary.
 
         An interrupted run is not judged, and has only the updates that it can continue after.
         """

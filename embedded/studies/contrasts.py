@@ -1,7 +1,8 @@
-"""Compares the variants of a study by contrasts that were fixed before it ran, with exact tests and planned looks.
+"""Compares the variants of a study by contrasts that were fixed before it ran, with exact tests and
+planned looks.
 
-A contrast adds up areas under held-out curves with signs, for example dual_400 - rloo_400 - dual_25 + rloo_25. Seeds
-are paired: each gives one value. The first contrast of a study is the primary one.
+A contrast adds up areas under held-out curves with signs, for example dual_400 - rloo_400 - dual_25
++ rloo_25. Seeds are paired: each gives one value. The first contrast of a study is the primary one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from embedded.studies.results import Run, iqm_cell, markdown, mean_cell
 from embedded.studies.study import Study
 
 LOOKS = {8: 0.01, 12: 0.015, 20: 0.025}
-"""Numbers of seeds at which a contrast may be decided, and the error level of each look; they add up to 5 %. A study of
-at most eight seeds has one look, at the end."""
+"""Numbers of seeds at which a contrast may be decided, and the error level of each look; they add
+up to 5 %. A study of at most eight seeds has one look, at the end."""
 SHARED = "rollout/shared_state_ratio"
 MARGIN = 0.05
 """At the last look, "no difference" means that the 90 % interval lies within this distance of 0."""
@@ -36,7 +37,8 @@ class Result:
 
 
 def sign_flip_p(values: Sequence[float]) -> float:
-    """Compute the share of all 2^n ways to flip signs whose sum is at least as far from 0 as the observed one.
+    """Compute the share of all 2^n ways to flip signs whose sum is at least as far from 0 as the
+    observed one.
 
     >>> sign_flip_p([1.0, 2.0, 3.0])
     0.25
@@ -49,9 +51,11 @@ def sign_flip_p(values: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float], tests: int) -> list[float]:
-    """Adjust by Holm's step-down method: p-values that may each be compared with the joint error level.
+    """Adjust by Holm's step-down method: p-values that may each be compared with the joint error
+    level.
 
-    With more `tests` than p-values, those still missing count as larger than all that are known, which is conservative.
+    With more `tests` than p-values, those still missing count as larger than all that are known,
+    which is conservative.
 
     >>> holm([0.01, 0.04, 0.03], tests=3)
     [0.03, 0.06, 0.06]
@@ -74,7 +78,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
-    """Compute areas under curves by variant and seed, over the turns that every finished run has played."""
+    """Compute areas under curves by variant and seed, over the turns that every finished run has
+    played."""
     done = [run for run in runs if run.done]
     turns = [run.total("turns") for run in done]
     end = min(turns, default=0.0)
@@ -87,10 +92,12 @@ def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
 
 
 def results(study: Study, runs: Sequence[Run]) -> list[Result]:
-    """Decide every contrast at the latest look that its seeds allow; before its first look it has no p-value.
+    """Decide every contrast at the latest look that its seeds allow; before its first look it has
+    no p-value.
 
-    With eight seeds p is at least 2/256, which a correction over several contrasts would put out of reach, so the first
-    of several looks tests the primary contrast alone. What a look has decided stays decided.
+    With eight seeds p is at least 2/256, which a correction over several contrasts would put out of
+    reach, so the first of several looks tests the primary contrast alone. What a look has decided
+    stays decided.
     """
     found = areas(study, runs)
     values, decided = {}, {}
@@ -113,7 +120,9 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     return list(decided.values())
 
 
-def _paired(study: Study, found: Mapping[str, Mapping[int, float]], signs: Mapping[str, float]) -> list[float]:
+def _paired(
+    study: Study, found: Mapping[str, Mapping[int, float]], signs: Mapping[str, float]
+) -> list[float]:
     """Return a contrast's value for each seed, up to the first seed that lacks a run.
 
     A run that is repeated later must not change which seeds a look sees.
@@ -146,7 +155,11 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         spread, tested = ["-"] * 3, ["-"] * 2
         if len(values) > 1:
             low, high = interval(values)
-            spread = [f"{np.mean(values):.3f}", f"{np.std(values, ddof=1):.3f}", f"{low:.3f} to {high:.3f}"]
+            spread = [
+                f"{np.mean(values):.3f}",
+                f"{np.std(values, ddof=1):.3f}",
+                f"{low:.3f} to {high:.3f}",
+            ]
         if result.p is not None:
             tested = [f"{result.p:.4f}", f"{result.adjusted:.4f}"]
         rows[result.name] = [str(len(values)), *spread, *tested, result.verdict]
@@ -154,11 +167,21 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
 
 
 def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
-    """Return a Markdown table of the variants: scores, areas, seeds that end below their start, updates, CPU time.
+    """Return a Markdown table of the variants: scores, areas, seeds that end below their start,
+    updates, CPU time.
 
-    If a run trained without a critic and logged it, there is a column with the share of turns in a state with company.
+    If a run trained without a critic and logged it, there is a column with the share of turns in a
+    state with company.
     """
-    titles = ["seeds", "score before", "score after", "area", "seeds that end below their start", "updates", "CPU, s"]
+    titles = [
+        "seeds",
+        "score before",
+        "score after",
+        "area",
+        "seeds that end below their start",
+        "updates",
+        "CPU, s",
+    ]
     has_shares = any(run.trained_mean(SHARED) is not None for run in runs)
     if has_shares:
         titles.append("turns that share their prompt")

@@ -27,18 +27,19 @@ COLUMNS = {
 }
 """Title, kind of cell and format."""
 NOTE = (
-    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap intervals; with two or "
-    "three seeds, that is the plain mean with the least and the greatest seed. Other columns are means ± standard "
-    "errors. Losses are means over the updates that trained the actor. Means over equal turns are of the held-out "
-    "curve, from the first update to the end of the shortest run in the table. CPU time is without evaluations and "
-    "checkpoints."
+    "Held-out results after training are interquartile means over seeds, with 95 % bootstrap "
+    "intervals; with two or three seeds, that is the plain mean with the least and the greatest "
+    "seed. Other columns are means ± standard errors. Losses are means over the updates that "
+    "trained the actor. Means over equal turns are of the held-out curve, from the first update "
+    "to the end of the shortest run in the table. CPU time is without evaluations and checkpoints."
 )
 AXES = {"turns": "turns played", "cpu": "CPU time of trainer and engine, without evaluations, s"}
 COUNTS = ("update", "turns", "seconds")  # what every row has
 
 
 def write_report(folder: Path, study: Study) -> str:
-    """Write `table.md`, `raw.csv` and `plot.png` into the study's folder, and return the table as text."""
+    """Write `table.md`, `raw.csv` and `plot.png` into the study's folder, and return the table as
+    text."""
     runs = read_runs(folder, study)
     write_csv(folder / RAW, runs)
     text = table(study, runs)
@@ -58,7 +59,8 @@ def faults_of(runs: Sequence[Run]) -> list[str]:
 
 
 def table(study: Study, runs: Sequence[Run]) -> str:
-    """Return the study's tables with its question and notes; runs that are not finished are named and not counted."""
+    """Return the study's tables with its question and notes; runs that are not finished are named
+    and not counted."""
     finished = [run for run in runs if run.done]
     unfinished = [f"{run.variant} seed {run.seed}" for run in runs if not run.done]
     notes = [NOTE, study.note, _panel_note(study)]
@@ -80,7 +82,8 @@ def _panel_note(study: Study) -> str:
 
 
 def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
-    """Return one Markdown row per variant, and a second table if there are several held-out tasks."""
+    """Return one Markdown row per variant, and a second table if there are several held-out
+    tasks."""
     runs = [run for run in runs if run.rows]
     end = min((run.total("turns") for run in runs), default=0.0)
     rows, by_task = {}, {}
@@ -121,7 +124,8 @@ def write_csv(path: Path, runs: Sequence[Run]) -> None:
 
 
 def plot(path: Path, study: Study, runs: Sequence[Run]) -> None:
-    """Plot the held-out result over turns and CPU time, and the value loss: thin lines are seeds, thick ones means.
+    """Plot the held-out result over turns and CPU time, and the value loss: thin lines are seeds,
+    thick ones means.
 
     A busy machine does not change CPU time.
     """
@@ -157,11 +161,12 @@ def _save(figure: Any, path: Path, axis: Any, columns: int) -> None:
 
 
 def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
-    """Plot areas over the length with their 90 % intervals, then held-out scores over turns, one panel per length.
+    """Plot areas over the length with their 90 % intervals, then held-out scores over turns, one
+    panel per length.
 
-    The length is the last part of a variant's name (`dual_400`). Lengths without a run are left out, methods with one
-    length have no area, and fewer than four seeds no interval. Thin lines are seeds, thick ones their mean. A score is
-    0 for random play and 1 for the expert.
+    The length is the last part of a variant's name (`dual_400`). Lengths without a run are left
+    out, methods with one length have no area, and fewer than four seeds no interval. Thin lines are
+    seeds, thick ones their mean. A score is 0 for random play and 1 for the expert.
     """
     from matplotlib.figure import Figure
 
@@ -174,7 +179,11 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
     over_length, *axes = figure.subplots(1, len(lengths) + 1, sharey=True)
     for number, method in enumerate(methods):
         color = f"C{number}"
-        mine = {length: found[f"{method}_{length}"] for length in lengths if f"{method}_{length}" in found}
+        mine = {
+            length: found[f"{method}_{length}"]
+            for length in lengths
+            if f"{method}_{length}" in found
+        }
         if len(mine) > 1:
             means, reaches = [], []
             for values in mine.values():
@@ -189,7 +198,11 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
                     turns, values = curve(run.rows, run.key)
                     scores.append((turns, [study.score(value) for value in values]))
             _draw(axis, scores, color, method.replace("_", " "), False)
-    over_length.set(title="mean score of the whole run", xlabel="turns per episode", ylabel="score, held-out episodes")
+    over_length.set(
+        title="mean score of the whole run",
+        xlabel="turns per episode",
+        ylabel="score, held-out episodes",
+    )
     for axis, length in zip(axes, lengths, strict=True):
         axis.set(title=f"{length} turns per episode", xlabel="turns played")
     for axis in (over_length, *axes):
@@ -197,7 +210,13 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
     _save(figure, path, axes[0], columns=min(len(methods), 8))
 
 
-def _draw(axis: Any, curves: Sequence[tuple[list[float], list[float]]], color: str, label: str, marked: bool) -> None:
+def _draw(
+    axis: Any,
+    curves: Sequence[tuple[list[float], list[float]]],
+    color: str,
+    label: str,
+    marked: bool,
+) -> None:
     for xs, values in curves:
         axis.plot(xs, values, color=color, alpha=0.25, linewidth=1)
     # The mean goes up to the length of the shortest curve.

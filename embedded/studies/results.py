@@ -1,4 +1,5 @@
-"""What a study's runs wrote: curves over turns and CPU time, and the means and intervals that a table shows."""
+"""What a study's runs wrote: curves over turns and CPU time, and the means and intervals that a
+table shows."""
 
 import csv
 import json
@@ -29,7 +30,8 @@ class Run:
     measure: str = "success"
 
     def columns(self) -> dict[str, float | None]:
-        """Compute the table's columns. Losses are means over the updates that also trained the actor."""
+        """Compute the table's columns. Losses are means over the updates that also trained the
+        actor."""
         results = self.results()
         is_compared = len(results) > 1
         return {
@@ -84,7 +86,8 @@ class Run:
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:
-    """Read all runs in the folder, in the study's order of variants; raises ConfigError if a finished one lost rows."""
+    """Read all runs in the folder, in the study's order of variants; raises ConfigError if a
+    finished one lost rows."""
     runs = []
     for variant in study.variants:
         for seed, path in sorted(files_by_seed(folder / variant, ROWS).items()):
@@ -108,11 +111,14 @@ def read_csv(path: Path, measure: str = "success") -> list[Run]:
             run = variant, int(seed), finished == "True"
             numbers = {key: float(value) for key, value in line.items() if value}
             rows.setdefault(run, []).append(numbers)
-    return [Run(variant, seed, found, done, measure) for (variant, seed, done), found in rows.items()]
+    return [
+        Run(variant, seed, found, done, measure) for (variant, seed, done), found in rows.items()
+    ]
 
 
 def finished_elsewhere(plan: Plan) -> list[Run]:
-    """Read the finished runs in the study's `raw.csv` that have no folder here, as those of another machine.
+    """Read the finished runs in the study's `raw.csv` that have no folder here, as those of another
+    machine.
 
     Raises ConfigError unless `variants.json` beside it has the same settings.
     """
@@ -147,19 +153,22 @@ def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[floa
 
 
 def _positions(rows: Sequence[Row], over: str) -> list[float]:
-    """Tell how far the run was at each row: in turns, or CPU seconds of trainer and engine (`cpu`)."""
+    """Tell how far the run was at each row: in turns, or CPU seconds of trainer and engine
+    (`cpu`)."""
     if over == "turns":
         return [row["turns"] for row in rows]
-    seconds = [row.get("perf/trainer_cpu_s", 0.0) + row.get("perf/engine_cpu_s", 0.0) for row in rows]
+    seconds = [
+        row.get("perf/trainer_cpu_s", 0.0) + row.get("perf/engine_cpu_s", 0.0) for row in rows
+    ]
     return np.cumsum(seconds).tolist()
 
 
 def interquartile_mean(values: Sequence[float]) -> tuple[float, float, float]:
     """Compute the interquartile mean and the ends of its 95 % percentile bootstrap interval.
 
-    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2021). A quarter of
-    the values is left out at each end, rounded down, so this is the mean of up to three values, whose interval reaches
-    from the least to the greatest.
+    Source: Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice"
+    (2021). A quarter of the values is left out at each end, rounded down, so this is the mean of up
+    to three values, whose interval reaches from the least to the greatest.
     """
     found = np.asarray(values, dtype=float)
     drawn = np.random.RandomState(0).randint(len(found), size=(REPETITIONS, len(found)))

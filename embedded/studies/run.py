@@ -6,10 +6,11 @@
     python -m embedded.studies.run memory --seeds 0 1 2 3 4 --updates 90
     python -m embedded.studies.run --list
 
-Start the same command again to resume: finished runs are skipped, and an interrupted run continues from its last
-checkpoint. On another machine, finished runs are skipped if the study's folder has `raw.csv` and `variants.json`. For
-each seed, variants with the same warm start share one initial policy. `--dry-run` checks every variant and prints the
-runs. A study's file is described in docs/studies.md.
+Start the same command again to resume: finished runs are skipped, and an interrupted run continues
+from its last checkpoint. On another machine, finished runs are skipped if the study's folder has
+`raw.csv` and `variants.json`. For each seed, variants with the same warm start share one initial
+policy. `--dry-run` checks every variant and prints the runs. A study's file is described in
+docs/studies.md.
 """
 
 import argparse
@@ -69,7 +70,8 @@ SHOWN = (
 
 
 def run_one(plan: Plan, variant: str, seed: int) -> None:
-    """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end. Raises ConfigError."""
+    """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end. Raises
+    ConfigError."""
     folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
     (plan.out / POLICIES).mkdir(parents=True, exist_ok=True)
     with claimed(folder, settings):
@@ -90,12 +92,17 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     saved = saved_updates(folder)
     rewind(folder / ROWS, saved)
     policy = _policy(path, seed, plan.out / POLICIES, settings)
-    shared = {**read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint="")), "hf_checkpoint": str(policy)}
+    shared = {
+        **read_imitation(policy).lengths(EmbeddedFlags(hf_checkpoint="")),
+        "hf_checkpoint": str(policy),
+    }
     turns = pretrain_critic(pretraining, shared) if pretraining else 0.0
     paths = {"save": str(checkpoints), "load": str(checkpoints) if saved >= 0 else None}
     args = make_args(path, **{**shared, **ppo.flags, **paths})
     source = policy if plan.keep_policies else None
-    tracker = _Tracker(folder / ROWS, turns, plan.run_name(variant, seed), plan.study.measure, source)
+    tracker = _Tracker(
+        folder / ROWS, turns, plan.run_name(variant, seed), plan.study.measure, source
+    )
     evaluated = {int(row["update"]) for row in read_rows(folder / ROWS) if "eval/episodes" in row}
     train(args, tracker, evaluated)
     write_text(folder / DONE, json.dumps({"updates": args.num_rollout, "turns": tracker.turns}))
@@ -105,7 +112,9 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
 class _Tracker(MetricsLog):
     """Also prints evaluations, and writes policies if there is a `source`."""
 
-    def __init__(self, rows: Path, turns: float, name: str, measure: str, source: Path | None) -> None:
+    def __init__(
+        self, rows: Path, turns: float, name: str, measure: str, source: Path | None
+    ) -> None:
         super().__init__(rows, turns)
         self._name, self._measure, self._source = name, measure, source
         before = rows.with_name("policy_before")
@@ -124,7 +133,8 @@ class _Tracker(MetricsLog):
 
 
 def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]) -> Path:
-    """Make the initial policy, unless it is there; variants with the same prompts and warm start share it."""
+    """Make the initial policy, unless it is there; variants with the same prompts and warm start
+    share it."""
     from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy
     from rollout.bridge.settings import load_settings
 
@@ -151,9 +161,11 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
 
 
 def run_study(plan: Plan, jobs: int | None = None) -> str:
-    """Run what is left of a study, `jobs` runs at a time (default: one per core); write its report, return the table.
+    """Run what is left of a study, `jobs` runs at a time (default: one per core); write its report,
+    return the table.
 
-    Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed or were killed.
+    Raises ConfigError for rejected settings, and SlimeVerlogError, after the report, if runs failed
+    or were killed.
     """
     from embedded.studies.report import write_csv, write_report
     from embedded.studies.results import finished_elsewhere, read_runs
@@ -197,11 +209,14 @@ def _run_in_process(plan: Plan, variant: str, seed: int) -> None:
     run_one(plan, variant, seed)
 
 
-def run_processes(jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., None], at_once: int) -> list[str]:
-    """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job that failed.
+def run_processes(
+    jobs: Mapping[str, tuple[Any, ...]], target: Callable[..., None], at_once: int
+) -> list[str]:
+    """Call `target` with each job's arguments, `at_once` jobs at a time; returns a sentence per job
+    that failed.
 
-    A failure does not stop the other jobs. If this process is interrupted or killed, the jobs are interrupted, too.
-    After each job, it is printed when the last one will end.
+    A failure does not stop the other jobs. If this process is interrupted or killed, the jobs are
+    interrupted, too. After each job, it is printed when the last one will end.
     """
     context = multiprocessing.get_context("spawn")
     waiting, failures = deque(jobs.items()), []
@@ -269,21 +284,32 @@ def _end_with_parent() -> None:
 
 
 def _interrupt(*_: object) -> None:
-    # A terminal interrupts all processes, and the parent may repeat it; the second must not disturb the ending.
+    # A terminal interrupts all processes, and the parent may repeat it; the second must not disturb
+    # the ending.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     known = f"one of {', '.join(study.study_names())}, or a file"
     parser.add_argument("study", nargs="?", metavar="NAME|FILE.yaml", help=known)
     parser.add_argument("--list", action="store_true", help="print the studies and their questions")
-    parser.add_argument("--dry-run", action="store_true", help="check the variants and print the runs")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check the variants and print the runs"
+    )
     parser.add_argument("--variants", nargs="+", help="run only these variants")
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs at a time (default: one per core)")
-    parser.add_argument("--keep-policies", action="store_true", help="keep each run's first and last policy")
-    parser.add_argument("--out", type=Path, default=Path("outputs/ablations"), help="default: %(default)s")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at a time (default: one per core)"
+    )
+    parser.add_argument(
+        "--keep-policies", action="store_true", help="keep each run's first and last policy"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/ablations"), help="default: %(default)s"
+    )
     shared = parser.add_argument_group("in place of the values in the study's file")
     shared.add_argument("--seeds", type=int, nargs="+", help="each variant runs once per seed")
     shared.add_argument("--updates", type=int, help="updates per run, critic warm-up included")
@@ -295,13 +321,19 @@ def main(argv: list[str] | None = None) -> None:
     """Run one study; the exit code is 1 if the actor of a finished run never trained."""
     given = _parser().parse_args(argv)
     if given.list:
-        print("\n".join(f"{name:<20}{study.load_study(name).question}" for name in study.study_names()))
+        print(
+            "\n".join(
+                f"{name:<20}{study.load_study(name).question}" for name in study.study_names()
+            )
+        )
         return
     if given.study is None:
         raise ConfigError("name a study, or give its YAML file; --list prints the studies")
     if given.jobs is not None and given.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {given.jobs}")
-    overrides = {key: getattr(given, key) for key in ("seeds", "updates") if getattr(given, key) is not None}
+    overrides = {
+        key: getattr(given, key) for key in ("seeds", "updates") if getattr(given, key) is not None
+    }
     chosen = study.load_study(given.study, overrides)
     plan = make_plan(chosen, given.out, given.variants, keep_policies=given.keep_policies)
     for name in ("megatron", "matplotlib", "scipy"):

@@ -1,7 +1,8 @@
-"""A study as its YAML file describes it, and its runs: what determines each of them, and which are done.
+"""A study as its YAML file describes it, and its runs: what determines each of them, and which are
+done.
 
-A study is one question, the variants that answer it, and what all runs share. Keys, flags and warm-start settings are
-given twice: for the whole study, and for a variant, whose values win.
+A study is one question, the variants that answer it, and what all runs share. Keys, flags and
+warm-start settings are given twice: for the whole study, and for a variant, whose values win.
 """
 
 import json
@@ -33,7 +34,8 @@ class Variant(Settings):
     keys: Mapping[str, Any] = {}
     """Keys of the YAML in `config`, nested as in the file."""
     flags: Mapping[str, Any] = {}
-    """slime's flags, as in `embedded/arguments.py`; `num_rollout` gives a variant other `updates` than the study's."""
+    """slime's flags, as in `embedded/arguments.py`; `num_rollout` gives a variant other `updates`
+    than the study's."""
     warm: Mapping[str, Any] = {}
     """Fields of `embedded.warmstart.imitation.WarmStart`."""
 
@@ -58,11 +60,14 @@ class Study(Variant):
     eval_interval: int = Field(default=10, ge=1)
     """Updates between two evaluations."""
     measure: Literal["success", "progression", "return"] = "success"
-    """What held-out episodes are compared by: win rate, BALROG's progression, or the sum of rewards."""
+    """What held-out episodes are compared by: win rate, BALROG's progression, or the sum of
+    rewards."""
     scale: tuple[float, float] = (0.0, 1.0)
-    """What random play and the expert reach on the held-out episodes; contrasts count from 0 to 1 between them."""
+    """What random play and the expert reach on the held-out episodes; contrasts count from 0 to 1
+    between them."""
     contrasts: Mapping[str, Mapping[str, float]] = {}
-    """Planned comparisons by name, the primary one first: the sign of each variant's area under the held-out curve."""
+    """Planned comparisons by name, the primary one first: the sign of each variant's area under the
+    held-out curve."""
     variants: Mapping[str, Variant]
     """The compared settings by name."""
 
@@ -72,15 +77,22 @@ class Study(Variant):
             raise ConfigError("variants is empty; name at least one")
         is_repeated = len({*self.seeds}) < len(self.seeds)
         if not self.seeds or min(self.seeds) < 0 or is_repeated:
-            raise ConfigError(f"seeds must be a list of different integers that are at least 0, got {list(self.seeds)}")
+            raise ConfigError(
+                "seeds must be a list of different integers that are at least 0, got "
+                f"{list(self.seeds)}"
+            )
         for name in filter(None, (*self.variants, self.name)):
             if "/" in name or name.startswith("."):
-                raise ConfigError(f"{name!r} cannot be the name of a folder; leave out '/' and a leading '.'")
+                raise ConfigError(
+                    f"{name!r} cannot be the name of a folder; leave out '/' and a leading '.'"
+                )
         for name in (name for signs in self.contrasts.values() for name in signs):
             if name not in self.variants:
                 raise ConfigError(f"contrasts name {name!r}, which is not one of the variants")
         if self.scale[0] >= self.scale[1]:
-            raise ConfigError(f"scale must rise from random play to the expert, got {list(self.scale)}")
+            raise ConfigError(
+                f"scale must rise from random play to the expert, got {list(self.scale)}"
+            )
         return self
 
     def score(self, value: float) -> float:
@@ -89,12 +101,17 @@ class Study(Variant):
         return (value - low) / (high - low)
 
     def variant(self, name: str) -> Variant:
-        """Return the variant of this name with what all variants share; raises ConfigError if there is none."""
+        """Return the variant of this name with what all variants share; raises ConfigError if there
+        is none."""
         if name not in self.variants:
-            raise ConfigError(f"{self.name} has no variant {name!r}; choose from {', '.join(self.variants)}")
+            raise ConfigError(
+                f"{self.name} has no variant {name!r}; choose from {', '.join(self.variants)}"
+            )
         own = self.variants[name]
         return Variant(
-            keys=merge(self.keys, own.keys), flags=merge(self.flags, own.flags), warm=merge(self.warm, own.warm)
+            keys=merge(self.keys, own.keys),
+            flags=merge(self.flags, own.flags),
+            warm=merge(self.warm, own.warm),
         )
 
 
@@ -110,7 +127,9 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
     """
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if path.parent == FOLDER and name not in study_names():
-        raise ConfigError(f"unknown study {name!r}; choose one of {', '.join(study_names())}, or give a YAML file")
+        raise ConfigError(
+            f"unknown study {name!r}; choose one of {', '.join(study_names())}, or give a YAML file"
+        )
     content = read_yaml(str(path), "study")
     named = {"name": path.stem, **content} if isinstance(content, Mapping) else content
     try:
@@ -121,7 +140,8 @@ def load_study(name: str, overrides: Mapping[str, Any] | None = None) -> Study:
 
 
 def check_study(study: Study) -> list[str]:
-    """Try the settings of every variant and build its environments once; an error names the variant.
+    """Try the settings of every variant and build its environments once; an error names the
+    variant.
 
     Returns a sentence for each variant in which hardly any update trains the actor.
     """
@@ -141,7 +161,9 @@ def check_study(study: Study) -> list[str]:
             read_settings(WarmStart, given["warm"], "warm.")
         except ConfigError as error:
             raise ConfigError(f"variant {name!r}: {error}") from error
-        warnings += [f"warning: {name}: {sentence}" for sentence in warnings_of_plan(embedded_flags(args))]
+        warnings += [
+            f"warning: {name}: {sentence}" for sentence in warnings_of_plan(embedded_flags(args))
+        ]
         played = [getattr(settings, field) for field in PLAYED]
         if played not in built:
             built.append(played)
@@ -162,7 +184,9 @@ def run_settings(study: Study, name: str, seed: int) -> dict[str, Any]:
         "save_interval": SAVE_INTERVAL,
         **variant.flags,
     }
-    return json.loads(json.dumps({"keys": merge(keys, variant.keys), "flags": flags, "warm": dict(variant.warm)}))
+    return json.loads(
+        json.dumps({"keys": merge(keys, variant.keys), "flags": flags, "warm": dict(variant.warm)})
+    )
 
 
 def panels(study: Study) -> dict[str, list[str]]:
@@ -194,7 +218,8 @@ class Plan:
         return self.out / self.study.name
 
     def runs(self) -> list[tuple[str, int]]:
-        """Variant and seed of each run. Seeds come first, so that an interrupted study has complete comparisons."""
+        """Variant and seed of each run. Seeds come first, so that an interrupted study has complete
+        comparisons."""
         return [(variant, seed) for seed in self.study.seeds for variant in self.variants]
 
     def run_folder(self, variant: str, seed: int) -> Path:
@@ -214,8 +239,11 @@ class Plan:
         return (self.run_folder(variant, seed) / DONE).exists()
 
 
-def make_plan(study: Study, out: Path, only: Sequence[str] | None = None, *, keep_policies: bool = False) -> Plan:
-    """Check every variant, and plan the chosen ones; raises ConfigError for an unknown or rejected one."""
+def make_plan(
+    study: Study, out: Path, only: Sequence[str] | None = None, *, keep_policies: bool = False
+) -> Plan:
+    """Check every variant, and plan the chosen ones; raises ConfigError for an unknown or rejected
+    one."""
     for name in only or ():
         study.variant(name)
     warnings = check_study(study)
@@ -233,7 +261,8 @@ def files_by_seed(folder: Path, name: str) -> dict[int, Path]:
 
 
 def left_to_do(plan: Plan) -> list[tuple[str, int]]:
-    """List the runs that are not finished; raises ConfigError if the table would have a run with other settings."""
+    """List the runs that are not finished; raises ConfigError if the table would have a run with
+    other settings."""
     for variant in plan.study.variants:
         for seed, path in files_by_seed(plan.folder / variant, SETTINGS).items():
             claim(path.parent, plan.settings(variant, seed))

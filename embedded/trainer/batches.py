@@ -1,7 +1,8 @@
-"""From the converter's train data to tensors and micro-batches, with slime's keys and slime's optimizer steps.
+"""From the converter's train data to tensors and micro-batches, with slime's keys and slime's
+optimizer steps.
 
-Invariants: all samples of a training group are in the same optimizer step; a step holds exactly `global_batch_size`
-groups; a sample without trainable tokens is never in a training micro-batch.
+Invariants: all samples of a training group are in the same optimizer step; a step holds exactly
+`global_batch_size` groups; a sample without trainable tokens is never in a training micro-batch.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,8 @@ NEEDED = ("tokens", "response_lengths", "loss_masks", "rewards", "rollout_ids", 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Some samples, right-padded. Outputs at positions (row, column) predict the response tokens."""
+    """Some samples, right-padded. Outputs at positions (row, column) predict the response
+    tokens."""
 
     samples: tuple[int, ...]
     """Indices of the samples in the batch."""
@@ -35,26 +37,33 @@ class MicroBatch:
     """Response tokens per sample; they add up to n."""
 
     def gather(self, per_sample: Sequence[Tensor]) -> Tensor:
-        """Flatten a list of response-aligned tensors, one per sample, to this micro-batch's [n] tokens."""
+        """Flatten a list of response-aligned tensors, one per sample, to this micro-batch's [n]
+        tokens."""
         return torch.cat([per_sample[i] for i in self.samples])
 
 
 def to_rollout_data(train_data: dict[str, Any], device: torch.device) -> RolloutData:
-    """Convert to what a rank gets in slime, tensors per sample; raises ConfigError if keys are missing."""
+    """Convert to what a rank gets in slime, tensors per sample; raises ConfigError if keys are
+    missing."""
     missing = [key for key in NEEDED if key not in train_data]
     if missing:
-        raise ConfigError(f"the train data lacks {', '.join(missing)}; use the converter of rollout.samples")
+        raise ConfigError(
+            f"the train data lacks {', '.join(missing)}; use the converter of rollout.samples"
+        )
     data = dict(train_data)
     dtypes = {"tokens": torch.long, "loss_masks": torch.int, "rollout_log_probs": torch.float32}
     for key in dtypes.keys() & train_data.keys():
-        data[key] = [torch.tensor(values, dtype=dtypes[key], device=device) for values in train_data[key]]
+        data[key] = [
+            torch.tensor(values, dtype=dtypes[key], device=device) for values in train_data[key]
+        ]
     data["total_lengths"] = [len(t) for t in train_data["tokens"]]
     data["partition"] = list(range(len(data["tokens"])))
     return data
 
 
 def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[list[int]]:
-    """Split samples into steps of `global_batch_size` groups, in order; raises ConfigError if groups are left over."""
+    """Split samples into steps of `global_batch_size` groups, in order; raises ConfigError if
+    groups are left over."""
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(rollout_ids):
         groups.setdefault(group, []).append(sample)
@@ -70,7 +79,8 @@ def optimizer_steps(rollout_ids: Sequence[int], global_batch_size: int) -> list[
 
 
 def micro_batches(data: RolloutData, samples: Sequence[int], max_tokens: int) -> list[MicroBatch]:
-    """Split samples into right-padded micro-batches of at most `max_tokens` tokens, padding included.
+    """Split samples into right-padded micro-batches of at most `max_tokens` tokens, padding
+    included.
 
     Samples of similar length share a micro-batch. A sample longer than `max_tokens` has its own.
     """

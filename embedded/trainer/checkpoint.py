@@ -1,6 +1,7 @@
 """The trainer's checkpoints: safetensors and JSON, written to a temporary folder and renamed.
 
-A crash during a save leaves the previous checkpoint intact. Older ones are deleted: only the latest can be loaded.
+A crash during a save leaves the previous checkpoint intact. Older ones are deleted: only the latest
+can be loaded.
 """
 
 import json
@@ -29,9 +30,14 @@ _LATEST = "latest.json"
 
 
 def save_trainer(
-    folder: str | Path, rollout_id: int, models: Models, optimizers: Optimizers, critic: Mapping[str, Any] | None = None
+    folder: str | Path,
+    rollout_id: int,
+    models: Models,
+    optimizers: Optimizers,
+    critic: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write models and optimizers as `folder/trainer_<rollout_id>`, point `latest.json` at it, and delete older ones.
+    """Write models and optimizers as `folder/trainer_<rollout_id>`, point `latest.json` at it, and
+    delete older ones.
 
     `critic` is the critic's record (`advantage/saved_critic.py`).
 
@@ -40,7 +46,9 @@ def save_trainer(
     target = Path(folder) / f"trainer_{rollout_id}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        for unfinished in Path(folder).glob(".trainer_*"):  # of a save that was killed; a run's folder has one writer
+        for unfinished in Path(folder).glob(
+            ".trainer_*"
+        ):  # of a save that was killed; a run's folder has one writer
             shutil.rmtree(unfinished)
         temporary.mkdir(parents=True)
         for name, model in models.items():
@@ -54,7 +62,12 @@ def save_trainer(
             for i, entry in state["state"].items():
                 moments |= {f"{i}.{key}": value for key, value in entry.items()}
             save_file(_tensors(moments), temporary / f"{name}_optimizer.safetensors")
-        info = {"format": FORMAT, "rollout_id": rollout_id, "param_groups": groups, "samples": samples}
+        info = {
+            "format": FORMAT,
+            "rollout_id": rollout_id,
+            "param_groups": groups,
+            "samples": samples,
+        }
         info["frozen"] = {name: _frozen(model) for name, model in models.items()}
         info["critic"] = dict(critic or {})
         (temporary / "state.json").write_text(json.dumps(info), encoding="utf-8")
@@ -66,7 +79,9 @@ def save_trainer(
                 shutil.rmtree(old)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise CheckpointError(f"cannot write the trainer's checkpoint to {target}: {error}") from error
+        raise CheckpointError(
+            f"cannot write the trainer's checkpoint to {target}: {error}"
+        ) from error
     return target
 
 
@@ -87,7 +102,8 @@ def saved_actor(folder: str | Path) -> dict[str, Tensor]:
 
 
 def critic_record(folder: str | Path) -> dict[str, Any]:
-    """Read what the latest checkpoint says about its critic; raises CheckpointError if it is unusable."""
+    """Read what the latest checkpoint says about its critic; raises CheckpointError if it is
+    unusable."""
     with _reading(folder):
         path, _ = _latest(folder)
         return json.loads((path / "state.json").read_text(encoding="utf-8"))["critic"]
@@ -102,7 +118,8 @@ def _reading(folder: str | Path) -> Iterator[None]:
 
 
 def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
-    """Load the critic alone, value head included, from the latest checkpoint; raises CheckpointError if unusable."""
+    """Load the critic alone, value head included, from the latest checkpoint; raises
+    CheckpointError if unusable."""
     with _reading(folder):
         path = _latest(folder)[0] / "critic.safetensors"
         weights = load_file(path)
@@ -111,12 +128,15 @@ def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:
 
 
 def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> int:
-    """Restore the latest checkpoint and return its rollout id; raises CheckpointError, nothing loaded, if unusable."""
+    """Restore the latest checkpoint and return its rollout id; raises CheckpointError, nothing
+    loaded, if unusable."""
     with _reading(folder):
         source, rollout_id = _latest(folder)
         info = json.loads((source / "state.json").read_text(encoding="utf-8"))
         if info["format"] != FORMAT:
-            raise CheckpointError(f"{source} has format {info['format']!r}; this version reads {FORMAT} only")
+            raise CheckpointError(
+                f"{source} has format {info['format']!r}; this version reads {FORMAT} only"
+            )
         frozen = {name: info["frozen"][name] for name in models}
         groups = {name: info["param_groups"][name] for name in optimizers}
         samples = {name: info["samples"][name] for name in optimizers}
@@ -127,8 +147,9 @@ def load_trainer(folder: str | Path, models: Models, optimizers: Optimizers) -> 
         saved = frozen[name]
         if saved != _frozen(model):
             raise CheckpointError(
-                f"{source}: the {name} was trained with {len(saved)} frozen parameters, this run freezes "
-                f"{len(_frozen(model))}, and the optimizer's state fits only the former: give the same critic_frozen"
+                f"{source}: the {name} was trained with {len(saved)} frozen parameters, this run "
+                f"freezes {len(_frozen(model))}, and the optimizer's state fits only the former: "
+                "give the same critic_frozen"
             )
     for name, model in models.items():
         model.load_state_dict(weights[name], strict=False)

@@ -1,10 +1,13 @@
-"""Parts of a Megatron-core layer for small models on a CPU: fewer passes over memory than the stock ones.
+"""Parts of a Megatron-core layer for small models on a CPU: fewer passes over memory than the stock
+ones.
 
-They replace three parts through Megatron's layer spec; each computes what the stock part does, up to rounding:
-1. core attention: stock code masks with fused CUDA kernels; here causal attention without a mask tensor, because
-   batches are padded on the right, where no real token attends to padding;
-2. rotary embeddings: stock code moves angles to the current CUDA device and copies queries and keys several times;
-   here the core attention rotates them, so the model is built without position embeddings;
+They replace three parts through Megatron's layer spec; each computes what the stock part does, up
+to rounding:
+1. core attention: stock code masks with fused CUDA kernels; here causal attention without a mask
+   tensor, because batches are padded on the right, where no real token attends to padding;
+2. rotary embeddings: stock code moves angles to the current CUDA device and copies queries and keys
+   several times; here the core attention rotates them, so the model is built without position
+   embeddings;
 3. RMS norms: PyTorch has no fused backward pass on a CPU; here it is written out.
 """
 
@@ -35,7 +38,8 @@ class RmsNorm(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Places:
-    """Where packed tokens stand in a padded batch whose rows may share tokens: those of equal beginnings."""
+    """Where packed tokens stand in a padded batch whose rows may share tokens: those of equal
+    beginnings."""
 
     row: Tensor
     """[tokens] first row of each token."""
@@ -46,7 +50,8 @@ class Places:
 
     @cached_property
     def hidden(self) -> Tensor:
-        """[columns, columns] what a score of query and key is increased by: minus infinity if the key is later."""
+        """[columns, columns] what a score of query and key is increased by: minus infinity if the
+        key is later."""
         columns = self.tokens.shape[1]
         everything = torch.full((columns, columns), -torch.inf, device=self.row.device)
         return everything.triu(1)
@@ -67,10 +72,12 @@ class Places:
 
 
 def shared(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Places, Tensor]:
-    """Pack the first `lengths` tokens of right-padded rows `ids` [rows, columns]; equal beginnings are packed once.
+    """Pack the first `lengths` tokens of right-padded rows `ids` [rows, columns]; equal beginnings
+    are packed once.
 
-    A causal model computes the same for each of these, so results and gradients stay the same up to rounding. Returns
-    the packed ids [tokens], their places, and for each given row the row of the places that holds its tokens.
+    A causal model computes the same for each of these, so results and gradients stay the same up to
+    rounding. Returns the packed ids [tokens], their places, and for each given row the row of the
+    places that holds its tokens.
     """
     columns = int(lengths.max())
     padding = torch.arange(columns, device=ids.device) >= lengths[:, None]
@@ -91,19 +98,22 @@ def shared(ids: Tensor, lengths: Tensor) -> tuple[Tensor, Places, Tensor]:
 class CausalAttention(torch.nn.Module):
     """Core attention with rotary embeddings.
 
-    The tokens of a batch are packed into one row; `places` are set before it is called. `first` is the first column
-    whose output is needed; outputs before it may be zeros.
+    The tokens of a batch are packed into one row; `places` are set before it is called. `first` is
+    the first column whose output is needed; outputs before it may be zeros.
     """
 
     places: Places
 
-    def __init__(self, *_: Any, rotary_base: float, softmax_scale: float | None = None, **__: Any) -> None:
+    def __init__(
+        self, *_: Any, rotary_base: float, softmax_scale: float | None = None, **__: Any
+    ) -> None:
         super().__init__()
         self.rotary_base, self.scale = rotary_base, softmax_scale
         self.first = 0
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x head_dim]."""
+        """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x
+        head_dim]."""
         length, batch, heads, width = query.shape
         places, first, scale = self.places, self.first, self.scale or width**-0.5
         columns = places.tokens.shape[1]
@@ -116,15 +126,20 @@ class CausalAttention(torch.nn.Module):
             out = _ShortAttention.apply(q[:, :, first:], k, v, places.hidden[first:], scale)
             out = F.pad(out, (0, 0, first, 0))
         else:
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+            out = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scale, enable_gqa=True
+            )
         place = places.indices(heads)[1]
         packed = out.reshape(-1, width).index_select(0, place)
         return packed.view(length, batch, heads * width)
 
 
 @lru_cache(maxsize=64)
-def rotary_table(length: int, width: int, base: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Compute cosines and sines [length, width / 2] of rotary embeddings for heads of this width."""
+def rotary_table(
+    length: int, width: int, base: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Compute cosines and sines [length, width / 2] of rotary embeddings for heads of this
+    width."""
     exponents = torch.arange(0, width, 2, dtype=torch.float32) / width
     positions = torch.arange(length, dtype=torch.float32)
     angles = torch.outer(positions, 1.0 / base**exponents)
@@ -152,10 +167,13 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _Padded(torch.autograd.Function):
-    """Tokens [..., heads, width] as a padded batch [rows, heads, columns, width], rotated if there are angles."""
+    """Tokens [..., heads, width] as a padded batch [rows, heads, columns, width], rotated if there
+    are angles."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Places, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, places: Places, cos: Tensor | None, sin: Tensor | None
+    ) -> Tensor:
         ctx.shape, ctx.places, ctx.cos, ctx.sin = x.shape, places, cos, sin
         heads, width = x.shape[-2:]
         tokens = x.view(-1, heads, width)
@@ -170,7 +188,9 @@ class _Padded(torch.autograd.Function):
         heads, width = ctx.shape[-2:]
         padded = grads[0].reshape(-1, width)
         token, _ = ctx.places.indices(heads)
-        total = torch.zeros(len(ctx.places.row) * heads, width, device=padded.device)  # float32 for bfloat16, too
+        total = torch.zeros(
+            len(ctx.places.row) * heads, width, device=padded.device
+        )  # float32 for bfloat16, too
         total.index_add_(0, token, padded.float())
         grad = total.to(padded.dtype).view(-1, heads, width)
         if ctx.cos is not None:
@@ -189,9 +209,11 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _ShortAttention(torch.autograd.Function):
-    """Causal attention with plain matrix products, faster than PyTorch's kernel for short sequences on a CPU.
+    """Causal attention with plain matrix products, faster than PyTorch's kernel for short sequences
+    on a CPU.
 
-    Queries [batch, heads, n, width], keys and values [batch, groups, length, width], `hidden` [n, length].
+    Queries [batch, heads, n, width], keys and values [batch, groups, length, width], `hidden` [n,
+    length].
     """
 
     @staticmethod

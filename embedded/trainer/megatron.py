@@ -1,10 +1,12 @@
-"""Megatron-core models on one device, CPU included: GPTModel actor and critic from a Hugging Face folder.
+"""Megatron-core models on one device, CPU included: GPTModel actor and critic from a Hugging Face
+folder.
 
-Parts that need a GPU, or are slow without one, are replaced: attention, rotary embeddings and RMS norms by
-`embedded.trainer.layers`, and clipping of gradient norms, which stock code does in memory on "cuda", by torch's own.
+Parts that need a GPU, or are slow without one, are replaced: attention, rotary embeddings and RMS
+norms by `embedded.trainer.layers`, and clipping of gradient norms, which stock code does in memory
+on "cuda", by torch's own.
 
-Weights of Qwen2-, Qwen3- and Llama-shaped models have other names in Megatron-core, which fuses the queries, keys and
-values of each group into one matrix, and gate and up projection into another.
+Weights of Qwen2-, Qwen3- and Llama-shaped models have other names in Megatron-core, which fuses the
+queries, keys and values of each group into one matrix, and gate and up projection into another.
 """
 
 import os
@@ -37,7 +39,8 @@ with warnings.catch_warnings():
         from megatron.core.transformer import TransformerConfig
     except ImportError as missing:
         raise MissingDependencyError(
-            f"the embedded trainer needs {missing.name}; install it with: pip install 'slime-verlog[embedded]'"
+            f"the embedded trainer needs {missing.name}; install it with: pip install "
+            "'slime-verlog[embedded]'"
         ) from missing
 
 _NAMES = {
@@ -53,7 +56,11 @@ _NAMES = {
 
 def initialize(port: int = 0) -> torch.device:
     """Make this process Megatron's only rank (gloo on a CPU, NCCL on a GPU). Safe to call twice."""
-    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    device = (
+        torch.device("cuda", torch.cuda.current_device())
+        if torch.cuda.is_available()
+        else torch.device("cpu")
+    )
     if not torch.distributed.is_initialized():
         store = TCPStore("127.0.0.1", port, world_size=1, is_master=True)
         backend = "nccl" if device.type == "cuda" else "gloo"
@@ -73,10 +80,11 @@ def build_model(
     bf16: bool = False,
     bins: HlGauss | None = None,
 ) -> GPTModel:
-    """Build a GPTModel with the folder's weights. A critic gets an untied head, whose outputs are those of `ValueHead`.
+    """Build a GPTModel with the folder's weights. A critic gets an untied head, whose outputs are
+    those of `ValueHead`.
 
-    Weights are float32; with `bf16`, `precision` lets the model multiply in bfloat16. Raises ConfigError for a model of
-    an unsupported shape.
+    Weights are float32; with `bf16`, `precision` lets the model multiply in bfloat16. Raises
+    ConfigError for a model of an unsupported shape.
     """
     from embedded.engine.decoder import load_hf_model
 
@@ -94,7 +102,9 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
     rope = config.rope_parameters
     kind = rope.get("rope_type", "default")
     if kind != "default":
-        raise ConfigError(f"the trainer takes plain rotary embeddings only, but this model has {kind} ones")
+        raise ConfigError(
+            f"the trainer takes plain rotary embeddings only, but this model has {kind} ones"
+        )
     is_qwen3 = config.model_type == "qwen3"
     transformer = TransformerConfig(
         num_layers=config.num_hidden_layers,
@@ -121,7 +131,9 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=is_qwen3)
     block: Any = spec.submodules
     block.input_layernorm = block.pre_mlp_layernorm = RmsNorm
-    block.self_attention.submodules.core_attention = partial(CausalAttention, rotary_base=rope["rope_theta"])
+    block.self_attention.submodules.core_attention = partial(
+        CausalAttention, rotary_base=rope["rope_theta"]
+    )
     model = GPTModel(
         config=transformer,
         transformer_layer_spec=spec,
@@ -136,7 +148,8 @@ def _empty_model(config: Any, *, tied: bool, bf16: bool) -> GPTModel:
 
 
 class ValueHead(torch.nn.Linear):
-    """One output per position, or one per bin, whose value is initially 0; returns (outputs, None), as Megatron's."""
+    """One output per position, or one per bin, whose value is initially 0; returns (outputs, None),
+    as Megatron's."""
 
     def __init__(self, hidden: int, bins: HlGauss | None) -> None:
         super().__init__(hidden, 1 if bins is None else bins.bins)
@@ -146,22 +159,27 @@ class ValueHead(torch.nn.Linear):
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:  # type: ignore[override]
         """Outputs [..., 1 or bins], float32, of hidden states [..., hidden]."""
-        with torch.autocast(hidden_states.device.type, enabled=False):  # in bf16, bins would move values by 0.3 %
+        with torch.autocast(
+            hidden_states.device.type, enabled=False
+        ):  # in bf16, bins would move values by 0.3 %
             return super().forward(hidden_states.float()), None
 
 
 @contextmanager
 def _packed(model: GPTModel, places: Places, wanted: Tensor) -> Iterator[None]:
-    """Inside this context the model reads packed tokens, and after the last attention it computes `wanted` only.
+    """Inside this context the model reads packed tokens, and after the last attention it computes
+    `wanted` only.
 
-    Logits are [1, n, outputs] for n wanted tokens. No attention follows, so the last MLP can skip all other tokens. The
-    hook is on the module between the last layer's attention and its MLP, which does nothing in a model without
-    cross-attention.
+    Logits are [1, n, outputs] for n wanted tokens. No attention follows, so the last MLP can skip
+    all other tokens. The hook is on the module between the last layer's attention and its MLP,
+    which does nothing in a model without cross-attention.
     """
     layers = model.decoder.layers
     between = layers[-1].get_submodule("pre_cross_attn_layernorm")
     handle = between.register_forward_hook(lambda _, __, hidden: hidden[wanted])
-    attentions: list[Any] = [layer.get_submodule("self_attention.core_attention") for layer in layers]
+    attentions: list[Any] = [
+        layer.get_submodule("self_attention.core_attention") for layer in layers
+    ]
     for attention in attentions:
         attention.places = places
     attentions[-1].first = int(places.column[wanted].min())
@@ -172,16 +190,20 @@ def _packed(model: GPTModel, places: Places, wanted: Tensor) -> Iterator[None]:
 
 
 def precision(model: GPTModel) -> torch.autocast:
-    """Return the context for the model's forward and backward pass: Megatron's autocast, where the model has it."""
+    """Return the context for the model's forward and backward pass: Megatron's autocast, where the
+    model has it."""
     device = next(model.parameters()).device
-    return torch.autocast(device.type, model.config.autocast_dtype, enabled=model.config.enable_autocast)
+    return torch.autocast(
+        device.type, model.config.autocast_dtype, enabled=model.config.enable_autocast
+    )
 
 
 def predict(model: GPTModel, ids: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """Compute outputs [n, width] in float32 at positions (row, column) of right-padded `ids` [batch, length].
+    """Compute outputs [n, width] in float32 at positions (row, column) of right-padded `ids`
+    [batch, length].
 
-    Only the tokens up to each row's last wanted position are computed, and equal beginnings of rows once, which saves
-    most of the work if turns have much of their prompts in common.
+    Only the tokens up to each row's last wanted position are computed, and equal beginnings of rows
+    once, which saves most of the work if turns have much of their prompts in common.
     """
     lengths = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
     lengths.scatter_reduce_(0, row, column + 1, "amax")
@@ -194,10 +216,12 @@ def predict(model: GPTModel, ids: Tensor, row: Tensor, column: Tensor) -> Tensor
 
 
 class Adam(torch.optim.AdamW):
-    """AdamW that decays matrices only. `schedule.step(n)` is Megatron's: it moves the learning rate on by n samples."""
+    """AdamW that decays matrices only. `schedule.step(n)` is Megatron's: it moves the learning rate
+    on by n samples."""
 
     def __init__(self, model: GPTModel, flags: OptimizerFlags, lr: float, samples: int) -> None:
-        """The learning rate starts at `lr` and follows `flags.lr_decay_style` over that many samples."""
+        """The learning rate starts at `lr` and follows `flags.lr_decay_style` over that many
+        samples."""
         matrices = [p for p in model.parameters() if p.dim() > 1]
         others = [p for p in model.parameters() if p.dim() <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "wd_mult": 0.0}]
@@ -220,12 +244,16 @@ class Adam(torch.optim.AdamW):
         )
 
     def clip(self) -> float:
-        """Scale all gradients to a joint norm of at most `clip_grad`, and return the norm before."""
+        """Scale all gradients to a joint norm of at most `clip_grad`, and return the norm
+        before."""
         return torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_grad).item()
 
 
-def hf_to_megatron(state: Mapping[str, Tensor], config: Any, *, head: bool = True) -> dict[str, Tensor]:
-    """Rename and fuse the weights of a model with this Hugging Face config; without `head`, no output layer."""
+def hf_to_megatron(
+    state: Mapping[str, Tensor], config: Any, *, head: bool = True
+) -> dict[str, Tensor]:
+    """Rename and fuse the weights of a model with this Hugging Face config; without `head`, no
+    output layer."""
     out = {
         "embedding.word_embeddings.weight": state["model.embed_tokens.weight"],
         "decoder.final_layernorm.weight": state["model.norm.weight"],
@@ -241,7 +269,9 @@ def hf_to_megatron(state: Mapping[str, Tensor], config: Any, *, head: bool = Tru
             projections = [f"{source}self_attn.{x}_proj.{kind}" for x in "qkv"]
             if projections[0] in state:
                 grouped = [_grouped(state[name], config) for name in projections]
-                out[f"{target}self_attention.linear_qkv.{kind}"] = torch.cat(grouped, 1).flatten(0, 2)
+                out[f"{target}self_attention.linear_qkv.{kind}"] = torch.cat(grouped, 1).flatten(
+                    0, 2
+                )
         gate_up = [state[f"{source}mlp.{x}_proj.weight"] for x in ("gate", "up")]
         out[target + "mlp.linear_fc1.weight"] = torch.cat(gate_up)
     return out
@@ -250,7 +280,10 @@ def hf_to_megatron(state: Mapping[str, Tensor], config: Any, *, head: bool = Tru
 def megatron_to_hf(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
     """Invert `hf_to_megatron`, without a critic's head and without Megatron's extra states."""
     embedding = state["embedding.word_embeddings.weight"]
-    out = {"model.embed_tokens.weight": embedding, "model.norm.weight": state["decoder.final_layernorm.weight"]}
+    out = {
+        "model.embed_tokens.weight": embedding,
+        "model.norm.weight": state["decoder.final_layernorm.weight"],
+    }
     head = state.get("output_layer.weight")
     if head is not None and head.shape == embedding.shape:
         out["lm_head.weight"] = head
@@ -273,7 +306,8 @@ def megatron_to_hf(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor
 
 
 def _grouped(weights: Tensor, config: Any) -> Tensor:
-    """View weights or biases of projections as [key-value heads, heads of a group, width of a head, ...]."""
+    """View weights or biases of projections as [key-value heads, heads of a group, width of a head,
+    ...]."""
     return weights.unflatten(0, (config.num_key_value_heads, -1, head_dim(config)))
 
 

@@ -1,6 +1,8 @@
-"""PPO on Megatron-core, in slime's order: actor and critic both use the values from before the critic's update.
+"""PPO on Megatron-core, in slime's order: actor and critic both use the values from before the
+critic's update.
 
-The only input is the converter's train data. Advantages come from the hook in `custom_advantage_function_path`.
+The only input is the converter's train data. Advantages come from the hook in
+`custom_advantage_function_path`.
 """
 
 import logging
@@ -28,8 +30,20 @@ from advantage.turn_table import STALENESS
 from advantage.values import take_metrics
 from embedded.arguments import cores, embedded_flags
 from embedded.trainer import megatron
-from embedded.trainer.batches import MicroBatch, RolloutData, micro_batches, optimizer_steps, to_rollout_data
-from embedded.trainer.checkpoint import critic_record, is_checkpoint, load_critic, load_trainer, save_trainer
+from embedded.trainer.batches import (
+    MicroBatch,
+    RolloutData,
+    micro_batches,
+    optimizer_steps,
+    to_rollout_data,
+)
+from embedded.trainer.checkpoint import (
+    critic_record,
+    is_checkpoint,
+    load_critic,
+    load_trainer,
+    save_trainer,
+)
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
 from envs.loading import load_attribute
 
@@ -48,15 +62,23 @@ class PpoTrainer:
 
         flags = embedded_flags(args)
         self.args, self.flags = args, flags
-        start = next((path for path in (flags.load, flags.critic_load) if path and is_checkpoint(path)), None)
+        start = next(
+            (path for path in (flags.load, flags.critic_load) if path and is_checkpoint(path)), None
+        )
         if start is not None:
-            vars(args).update(keys_taken_over(advantage_settings(args), critic_record(start), start))
+            vars(args).update(
+                keys_taken_over(advantage_settings(args), critic_record(start), start)
+            )
         self._settings = advantage_settings(args)
         self._bins = hl_gauss_of(self._settings)
         self._critic_record = head_record(self._settings)
         if self._bins is not None:
-            logger.info("the critic's head is %s; --value-clip is ignored", describe_head(self._bins))
-        self._role_args = {role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")}
+            logger.info(
+                "the critic's head is %s; --value-clip is ignored", describe_head(self._bins)
+            )
+        self._role_args = {
+            role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")
+        }
         self._alarm = off_policy_alarm(self._settings)
         if self._settings.policy_loss == "dis":
             check_dis(advantage_flags(args))
@@ -66,24 +88,30 @@ class PpoTrainer:
         start_of_critic = flags.critic_load or flags.hf_checkpoint
         is_saved = is_checkpoint(start_of_critic)
         folder = flags.hf_checkpoint if is_saved else start_of_critic
-        self.critic = megatron.build_model(folder, self.device, critic=True, bf16=flags.bf16, bins=self._bins)
+        self.critic = megatron.build_model(
+            folder, self.device, critic=True, bf16=flags.bf16, bins=self._bins
+        )
         if is_saved:
             load_critic(start_of_critic, self.critic)
         parameters = dict(self.critic.named_parameters())
         for name in report_frozen("critic", parameters, self._settings.critic_frozen):
             parameters[name].requires_grad_(False)
-        self.reference = megatron.build_model(flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16)
+        self.reference = megatron.build_model(
+            flags.ref_load or flags.hf_checkpoint, self.device, bf16=flags.bf16
+        )
         samples = flags.num_rollout * flags.rollout_batch_size * flags.n_samples_per_prompt
         self.actor_optimizer = megatron.Adam(self.actor, flags, flags.lr, samples)
         self.critic_optimizer = megatron.Adam(self.critic, flags, flags.critic_lr, samples)
         self._models = {"actor": self.actor, "critic": self.critic}
         self._optimizers = {"actor": self.actor_optimizer, "critic": self.critic_optimizer}
-        # Actor and critic share nothing while they learn, so on a CPU each gets its own core if this process has two.
+        # Actor and critic share nothing while they learn, so on a CPU each gets its own core if
+        # this process has two.
         in_parallel = self.device.type == "cpu" and cores() > 1
         self._pool = ThreadPoolExecutor(2 if in_parallel else 1, thread_name_prefix="train")
         self._rollout_id = 0
         self.trained: tuple[str, RolloutData] | None = None
-        """The last batch with its advantages, and the role that it trained; the actor's unless only the critic was."""
+        """The last batch with its advantages, and the role that it trained; the actor's unless only
+        the critic was."""
 
     def train(self, rollout_id: int, train_data: dict[str, Any]) -> dict[str, float]:
         """Make one PPO update from one batch, and return its metrics.
@@ -110,7 +138,11 @@ class PpoTrainer:
                 actor_data["values"] = self._values(data, everything)
         metrics = self._train_actor(rollout_id, actor_data) if actor_data is not None else {}
         self.trained = ("critic", critic_data) if actor_data is None else ("actor", actor_data)
-        return {**metrics, **(critic.result() if critic else {}), "train/actor_trains": float(actor_trains)}
+        return {
+            **metrics,
+            **(critic.result() if critic else {}),
+            "train/actor_trains": float(actor_trains),
+        }
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return the actor's weights under Hugging Face names; they share memory with the actor."""
@@ -140,7 +172,8 @@ class PpoTrainer:
 
     @torch.no_grad()
     def _log_probs(self, data: RolloutData, batches: Sequence[MicroBatch]) -> RolloutData:
-        """Log-probs under the actor, unless those of the rollout are used, and under the reference if KL is charged."""
+        """Log-probs under the actor, unless those of the rollout are used, and under the reference
+        if KL is charged."""
         computed: RolloutData = {}
         if not self.flags.use_rollout_logprobs:
             computed["log_probs"] = self._log_probs_under(self.actor, data, batches)
@@ -164,8 +197,11 @@ class PpoTrainer:
         metrics = self._optimize(self.critic, self.critic_optimizer, data, self._value_loss)
         return _named("critic", {**metrics, **measured})
 
-    def _pretrain_critic(self, rollout_id: int, data: RolloutData, batches: Sequence[MicroBatch]) -> dict[str, float]:
-        """Train the critic on the last batch, which has all collected turns, until it has converged."""
+    def _pretrain_critic(
+        self, rollout_id: int, data: RolloutData, batches: Sequence[MicroBatch]
+    ) -> dict[str, float]:
+        """Train the critic on the last batch, which has all collected turns, until it has
+        converged."""
         pretraining = self._settings.value_pretraining
         if rollout_id + 1 < pretraining.batches:
             return {"train/actor_trains": 0.0}
@@ -180,10 +216,14 @@ class PpoTrainer:
             if not progress.begin_pass(pretraining, critic_data, models, current_layout()):
                 break
             with progress.held_out_hidden(critic_data):
-                metrics = self._optimize(self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False)
+                metrics = self._optimize(
+                    self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False
+                )
         progress.finish(pretraining, models)
         explained, best = progress.explained, progress.best
-        self._critic_record = pretrained_record(self._settings, explained, best, data, current_layout())
+        self._critic_record = pretrained_record(
+            self._settings, explained, best, data, current_layout()
+        )
         metrics |= {"held_out_explained_variance": explained[best], "passes": float(best)}
         return {**_named("critic", metrics), "train/actor_trains": 0.0}
 
@@ -195,7 +235,9 @@ class PpoTrainer:
             load_attribute(path, "rollout_data_postprocess_path")(self.args, rollout_id, data)
         trained = torch.cat(data["loss_masks"]).bool()
         kl = torch.cat(data["kl"])[trained].mean().item()
-        metrics = finish_dis(self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss))
+        metrics = finish_dis(
+            self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss)
+        )
         metrics |= self._alarm.watch(metrics, rollout_id)
         # What the hooks added for slime's own log, under slime's names.
         logged = {k: v.item() for k, v in data.items() if isinstance(v, Tensor) and not v.ndim}
@@ -251,12 +293,18 @@ class PpoTrainer:
         return weighted, {"value_loss": weighted, **metrics}
 
     def _optimize(
-        self, model: megatron.GPTModel, optimizer: megatron.Adam, data: RolloutData, loss_of: Loss, last: bool = True
+        self,
+        model: megatron.GPTModel,
+        optimizer: megatron.Adam,
+        data: RolloutData,
+        loss_of: Loss,
+        last: bool = True,
     ) -> dict[str, float]:
-        """Train one epoch, one step per `global_batch_size` training groups; returns means over the steps.
+        """Train one epoch, one step per `global_batch_size` training groups; returns means over the
+        steps.
 
-        Only the batch's last epoch advances the learning-rate schedule. Raises NonFiniteLossError before a step whose
-        loss is infinite or NaN.
+        Only the batch's last epoch advances the learning-rate schedule. Raises NonFiniteLossError
+        before a step whose loss is infinite or NaN.
         """
         groups, most = self.flags.global_batch_size, self.flags.max_tokens_per_gpu
         steps = optimizer_steps(data["rollout_ids"], groups)
@@ -281,7 +329,8 @@ class PpoTrainer:
 
 
 def add_advantages(args: Namespace, data: RolloutData) -> None:
-    """Fill in `kl`, let the configured hook write `advantages` and `returns`, and whiten the advantages if asked to.
+    """Fill in `kl`, let the configured hook write `advantages` and `returns`, and whiten the
+    advantages if asked to.
 
     A critic's data has no log-probs, so its value targets are free of KL, as in slime.
     """
@@ -291,9 +340,13 @@ def add_advantages(args: Namespace, data: RolloutData) -> None:
         data["kl"] = [approx_kl(p, q, flags.kl_loss_type) for p, q in pairs]
     else:
         data["kl"] = [torch.zeros_like(mask, dtype=torch.float32) for mask in data["loss_masks"]]
-    load_attribute(flags.custom_advantage_function_path, "custom_advantage_function_path")(args, data)
+    load_attribute(flags.custom_advantage_function_path, "custom_advantage_function_path")(
+        args, data
+    )
     if flags.normalize_advantages:
-        data["advantages"] = whiten(data["advantages"], data["loss_masks"], current_layout().data_context)
+        data["advantages"] = whiten(
+            data["advantages"], data["loss_masks"], current_layout().data_context
+        )
 
 
 def sum_of_sample_mean(data: RolloutData, batch: MicroBatch) -> Reducer:
@@ -303,7 +356,9 @@ def sum_of_sample_mean(data: RolloutData, batch: MicroBatch) -> Reducer:
     """
     rows = []
     for i in batch.samples:
-        divisor = batch.targets.new_tensor(max(data["rollout_mask_sums"][i], 1), dtype=torch.get_default_dtype())
+        divisor = batch.targets.new_tensor(
+            max(data["rollout_mask_sums"][i], 1), dtype=torch.get_default_dtype()
+        )
         rows.append(turn_weights(data["loss_masks"][i], divisor) / divisor)
     weights = torch.cat(rows)
     return lambda x: (x * weights).sum()

@@ -1,8 +1,9 @@
 """Plays episodes with a scripted expert and writes its responses as THINK/ACTION text.
 
-The expert is `expert_action(env)` of the environment's module. Some actions are random, to reach unusual states.
-`imitation.py` imitates the random actions too, on purpose, so PPO has something left to learn. In supervised data sets
-(`inspection/demonstrations.py`) every response is the expert's.
+The expert is `expert_action(env)` of the environment's module. Some actions are random, to reach
+unusual states. `imitation.py` imitates the random actions too, on purpose, so PPO has something
+left to learn. In supervised data sets (`inspection/demonstrations.py`) every response is the
+expert's.
 """
 
 import math
@@ -26,10 +27,12 @@ from rollout.tasks import make_episode, pick_task, read_tasks
 from rollout.workers.worker import make_reply
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
-"""Seeds of demonstrated episodes. By default, training seeds start at 0 and evaluation seeds at 1,000,000,000.
-Environments that map seeds to fewer worlds do so within each range of 1,000,000,000."""
+"""Seeds of demonstrated episodes. By default, training seeds start at 0 and evaluation seeds at
+1,000,000,000. Environments that map seeds to fewer worlds do so within each range of
+1,000,000,000."""
 _SEEDS_EACH = 100_000
-"""Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000 runs."""
+"""Distance between the first seeds of runs with consecutive `seed`; they repeat after 10,000
+runs."""
 _COMPACTED = 0.05
 """Probability that a conversation of `history: full` is compacted before a demonstrated turn."""
 _MAX_WORDS = 12  # words of an observation that a thought repeats
@@ -55,7 +58,8 @@ class Demonstration:
 
 
 Reason = Callable[[Any, str, str], str]
-"""Writes the thought before an action, given the environment, the observation's text and the action."""
+"""Writes the thought before an action, given the environment, the observation's text and the
+action."""
 
 
 def demonstrate(
@@ -71,10 +75,11 @@ def demonstrate(
 ) -> list[Demonstration]:
     """Play `episodes` of the config's tasks; each action is random with probability `random_share`.
 
-    A turn's answer is the played action. With `expert_answers` it is always the expert's action, even if a random one
-    was played instead. `reason` writes the thoughts; default: what the module's `explain_action` says before its last
-    sentence, or else a quote of the observation. Environments without a list of actions get no random ones; with
-    `needs_expert=False`, those without an expert get no others. An episode is cut after `most_turns`.
+    A turn's answer is the played action. With `expert_answers` it is always the expert's action,
+    even if a random one was played instead. `reason` writes the thoughts; default: what the
+    module's `explain_action` says before its last sentence, or else a quote of the observation.
+    Environments without a list of actions get no random ones; with `needs_expert=False`, those
+    without an expert get no others. An episode is cut after `most_turns`.
 
     Raises:
         ConfigError: no expert; prompts with images; or seeds that training or evaluation uses.
@@ -86,13 +91,23 @@ def demonstrate(
     _check_seeds(config)
     tasks, rng = read_tasks(config), random.Random(seed)
     turns: list[Demonstration] = []
-    for k in tqdm(range(episodes), desc="demonstrations", unit="episode", leave=False, disable=None):
+    for k in tqdm(
+        range(episodes), desc="demonstrations", unit="episode", leave=False, disable=None
+    ):
         number = DEMONSTRATION_SEEDS[(seed * _SEEDS_EACH + k) % len(DEMONSTRATION_SEEDS)]
         spec = make_episode(config, pick_task(tasks, seed, k), k, number)
         expert = getattr(load_env_module(spec.env.env_path), "expert_action", None)
         if expert is None and needs_expert:
-            raise ConfigError(f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated")
-        player = _player(expert, random_share, rng, reason or _find_thinker(spec.env.env_path, rng), expert_answers)
+            raise ConfigError(
+                f"{spec.env.env_path} has no expert_action(env), so it cannot be demonstrated"
+            )
+        player = _player(
+            expert,
+            random_share,
+            rng,
+            reason or _find_thinker(spec.env.env_path, rng),
+            expert_answers,
+        )
         try:
             turns += _play(config, spec, player, most_turns, rng, is_random=expert is None)
         except SlimeVerlogError:
@@ -106,8 +121,8 @@ def demonstrate(
 def _find_thinker(env_path: str, rng: random.Random) -> Reason:
     """Return the default `Reason` of an environment's module.
 
-    The last sentence of an explanation, unless it is the only one, is left out: it names the expert's action, and most
-    actions are random.
+    The last sentence of an explanation, unless it is the only one, is left out: it names the
+    expert's action, and most actions are random.
     """
     explain = getattr(load_env_module(env_path), "explain_action", None)
     if explain is not None:
@@ -126,22 +141,30 @@ def _check_seeds(config: RolloutSettings) -> None:
     is_held_out = held_out <= last and held_out + config.eval.episodes > first
     if config.seed_start >= first or is_held_out:
         raise ConfigError(
-            f"seed_start is {config.seed_start} and eval.seed_start is {held_out}, but demonstrations are played with "
-            f"seeds {first} to {last}; choose others"
+            f"seed_start is {config.seed_start} and eval.seed_start is {held_out}, but "
+            f"demonstrations are played with seeds {first} to {last}; choose others"
         )
 
 
 Player = Callable[[Any, str], tuple[str, str]]
-"""Returns the response to learn and the one to play, given the environment and the observation's text."""
+"""Returns the response to learn and the one to play, given the environment and the observation's
+text."""
 
 
 def _player(
-    expert: Callable[[Any], str] | None, random_share: float, rng: random.Random, reason: Reason, expert_answers: bool
+    expert: Callable[[Any], str] | None,
+    random_share: float,
+    rng: random.Random,
+    reason: Reason,
+    expert_answers: bool,
 ) -> Player:
-    """Play the environment's expert with random actions in between, or random actions alone without an expert."""
+    """Play the environment's expert with random actions in between, or random actions alone without
+    an expert."""
 
     def play(env: Any, text: str) -> tuple[str, str]:
-        if expert is None:  # each thought quotes a part of the observation, which teaches the policy to read it
+        if (
+            expert is None
+        ):  # each thought quotes a part of the observation, which teaches the policy to read it
             response = _response(quote(text, rng), rng.choice(list(env.actions)))
             return response, response
         is_random = rng.random() < random_share and len(env.actions) > 0
@@ -150,7 +173,9 @@ def _player(
         response = _response(reason(env, text, taught), taught)
         if taught == action:
             return response, response
-        return response, _response("I try something.", action)  # a random move has no reason to show
+        return response, _response(
+            "I try something.", action
+        )  # a random move has no reason to show
 
     return play
 
@@ -187,14 +212,16 @@ def _play(
         messages = conversation.messages
         if any(not isinstance(message["content"], str) for message in messages):
             raise ConfigError(
-                f"task {spec.name!r}: the prompts have images, but demonstrations are text only; remove env.vlm from "
-                "the YAML, or train a vision-language model on GPUs as scripts/run_geo3k_vlm.sh does"
+                f"task {spec.name!r}: the prompts have images, but demonstrations are text only; "
+                "remove env.vlm from the YAML, or train a vision-language model on GPUs as "
+                "scripts/run_geo3k_vlm.sh does"
             )
         if is_random and not env.actions:
             raise ConfigError(
-                f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) and has no "
-                "expert_action(env), so there is nothing to imitate; add expert_action(env), which returns a scripted "
-                "player's next answer, or train a language model: --model MODEL --demonstrations 0"
+                f"task {spec.name!r}: {spec.env.env_path} takes free text (its actions are empty) "
+                "and has no expert_action(env), so there is nothing to imitate; add "
+                "expert_action(env), which returns a scripted player's next answer, or train a "
+                "language model: --model MODEL --demonstrations 0"
             )
         shown = reply.observation
         answers = player(env, shown["text"]["long_term_context"])
@@ -203,13 +230,18 @@ def _play(
         reply = make_reply(env, observation, done=done, info=info)
         conversation.answered(shown, played, info["valid_action"], info["executed_action"])
         steps += 1
-        turns.append(Demonstration(messages, response, spec.name, seed, len(turns), valid=info["valid_action"]))
+        turns.append(
+            Demonstration(
+                messages, response, spec.name, seed, len(turns), valid=info["valid_action"]
+            )
+        )
     env.close()
     return [replace(turn, progression=info["progression"], finished=reply.done) for turn in turns]
 
 
 def think(mission: str, observation: str) -> str:
-    """Write a short thought: the first line of the observation with the mission's object, or that there is none."""
+    """Write a short thought: the first line of the observation with the mission's object, or that
+    there is none."""
     wanted = _ARTICLES.split(mission)[-1]
     for line in observation.splitlines():
         if f" {wanted} " in f" {line} ":
@@ -218,7 +250,8 @@ def think(mission: str, observation: str) -> str:
 
 
 def quote(observation: str, rng: random.Random) -> str:
-    """Write a short thought for environments without a mission: the start of a random line of the observation."""
+    """Write a short thought for environments without a mission: the start of a random line of the
+    observation."""
     lines = [line for line in observation.splitlines() if line.strip()]
     return _shorten(rng.choice(lines)) if lines else "I try something."
 

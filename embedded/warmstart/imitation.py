@@ -1,4 +1,5 @@
-"""Make the policy that training starts from: a tokenizer, and weights that imitate demonstrations."""
+"""Make the policy that training starts from: a tokenizer, and weights that imitate
+demonstrations."""
 
 import json
 import math
@@ -19,7 +20,13 @@ from embedded.trainer import megatron
 from embedded.trainer.batches import RolloutData, micro_batches
 from embedded.trainer.losses import log_probs_and_entropy
 from embedded.warmstart.demonstrations import Demonstration, demonstrate
-from embedded.warmstart.policy import PolicySize, build_policy, fixed_phrases, save_policy, train_tokenizer
+from embedded.warmstart.policy import (
+    PolicySize,
+    build_policy,
+    fixed_phrases,
+    save_policy,
+    train_tokenizer,
+)
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.settings import RolloutSettings
 from rollout.tokens.encoding import DeltaEncoder
@@ -34,20 +41,21 @@ IMITATION_FILE = "imitation.json"
 class WarmStart(Settings):
     """How the policy learns from demonstrations.
 
-    Demonstrated actions are mostly random on purpose: they teach the meaning of words and the format of answers, and
-    leave it to PPO to learn what to do. With a quarter of the actions random, imitation alone wins 98 % of the
-    quickstart's episodes.
+    Demonstrated actions are mostly random on purpose: they teach the meaning of words and the
+    format of answers, and leave it to PPO to learn what to do. With a quarter of the actions
+    random, imitation alone wins 98 % of the quickstart's episodes.
     """
 
     episodes: int = Field(default=40, ge=1)
     """Demonstrated episodes."""
     env: Mapping[str, Any] = {}
-    """Settings of the environment for the demonstrations; they win over the run's. Variants of a study whose
-    environments differ share one policy if these make their demonstrations equal."""
+    """Settings of the environment for the demonstrations; they win over the run's. Variants of a
+    study whose environments differ share one policy if these make their demonstrations equal."""
     max_turns: int = Field(default=100, ge=1)
     """Turns after which a demonstrated episode is cut."""
     epoch_tokens: int = Field(default=300_000, ge=1)
-    """Tokens per epoch, prompts included; turns beyond that are left out, evenly over the demonstrations."""
+    """Tokens per epoch, prompts included; turns beyond that are left out, evenly over the
+    demonstrations."""
     random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""
     epochs: int = Field(default=5, ge=1)
@@ -55,13 +63,15 @@ class WarmStart(Settings):
     least_steps: int = Field(default=0, ge=0)
     """Optimizer steps at least; few demonstrations are passed over more often than `epochs`."""
     batch_size: int = Field(default=8, ge=1)
-    """Turns per optimizer step. With 32, some seeds do not learn to name what they see (docs/results/quickstart.md)."""
+    """Turns per optimizer step. With 32, some seeds do not learn to name what they see
+    (docs/results/quickstart.md)."""
     lr: float = Field(default=1e-3, gt=0)
     """Learning rate at the start; it falls to 0 along a cosine."""
     max_tokens: int = Field(default=2048, ge=1)
     """Tokens per micro-batch."""
     model: str | None = None
-    """Hugging Face folder whose model imitates, with its own tokenizer; default: a new policy of `size`."""
+    """Hugging Face folder whose model imitates, with its own tokenizer; default: a new policy of
+    `size`."""
     bf16: bool = False
     """Multiply in bfloat16, as slime's flag of that name."""
     size: PolicySize = PolicySize()
@@ -88,7 +98,9 @@ class Imitation:
     def lengths(self, flags: EmbeddedFlags) -> dict[str, int]:
         """Return the flags that limit lengths, larger where demonstrations come near them."""
         answer = max(flags.rollout_max_response_len, _round_up(1.5 * self.longest_answer, 8))
-        context = max(flags.rollout_max_context_len or 0, _round_up(1.25 * self.longest_prompt + answer, 64))
+        context = max(
+            flags.rollout_max_context_len or 0, _round_up(1.25 * self.longest_prompt + answer, 64)
+        )
         return {"rollout_max_response_len": answer, "rollout_max_context_len": context}
 
 
@@ -98,12 +110,17 @@ def read_imitation(folder: str | Path) -> Imitation:
 
 
 def make_policy(
-    config: RolloutSettings, folder: str | Path, settings: WarmStart, seed: int, flags: RolloutFlags | None = None
+    config: RolloutSettings,
+    folder: str | Path,
+    settings: WarmStart,
+    seed: int,
+    flags: RolloutFlags | None = None,
 ) -> Imitation:
     """Demonstrate, train a tokenizer, imitate, and write a Hugging Face folder.
 
-    With `settings.model`, start from that folder's model and tokenizer, which are not changed. Raises ConfigError if
-    there is nothing to imitate, answers are rejected, the model is not supported, or a first prompt does not fit.
+    With `settings.model`, start from that folder's model and tokenizer, which are not changed.
+    Raises ConfigError if there is nothing to imitate, answers are rejected, the model is not
+    supported, or a first prompt does not fit.
     """
     from transformers.models.auto.tokenization_auto import AutoTokenizer
 
@@ -139,17 +156,23 @@ def make_policy(
 
 
 def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> list[Demonstration]:
-    """Play the demonstrations, at random without an expert; raises ConfigError if most answers are rejected."""
+    """Play the demonstrations, at random without an expert; raises ConfigError if most answers are
+    rejected."""
     config = config.model_copy(update={"env": {**config.env, **settings.env}})
     turns = demonstrate(
-        config, settings.episodes, settings.random_share, seed, needs_expert=False, most_turns=settings.max_turns
+        config,
+        settings.episodes,
+        settings.random_share,
+        seed,
+        needs_expert=False,
+        most_turns=settings.max_turns,
     )
     rejected = [turn for turn in turns if not turn.valid]
     if 2 * len(rejected) > len(turns):
         raise ConfigError(
-            f"task {rejected[0].task!r} rejects {len(rejected)} of {len(turns)} demonstrated answers, such as "
-            f"{rejected[0].response!r}; step() must accept each of env.actions, and each action of expert_action(env), "
-            "after 'ACTION:'"
+            f"task {rejected[0].task!r} rejects {len(rejected)} of {len(turns)} demonstrated "
+            f"answers, such as {rejected[0].response!r}; step() must accept each of env.actions, "
+            "and each action of expert_action(env), after 'ACTION:'"
         )
     return turns
 
@@ -176,8 +199,11 @@ def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:
     }
 
 
-def encode(tokenizer: Any, turns: Sequence[Demonstration], keys: RolloutSettings, device: torch.device) -> RolloutData:
-    """Encode prompts exactly as the rollout does, and end each response with the end-of-turn token."""
+def encode(
+    tokenizer: Any, turns: Sequence[Demonstration], keys: RolloutSettings, device: torch.device
+) -> RolloutData:
+    """Encode prompts exactly as the rollout does, and end each response with the end-of-turn
+    token."""
     encoder = DeltaEncoder(
         tokenizer,
         chat_template_kwargs=keys.chat_template_kwargs,
@@ -190,11 +216,16 @@ def encode(tokenizer: Any, turns: Sequence[Demonstration], keys: RolloutSettings
         prompt = encoder.prompt(turn.messages).token_ids
         tokens.append(torch.tensor([*prompt, *response], device=device))
         lengths.append(len(response))
-    return {"tokens": tokens, "response_lengths": lengths, "total_lengths": [len(t) for t in tokens]}
+    return {
+        "tokens": tokens,
+        "response_lengths": lengths,
+        "total_lengths": [len(t) for t in tokens],
+    }
 
 
 def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
-    """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in nats."""
+    """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in
+    nats."""
     order, rng = list(range(len(data["tokens"]))), random.Random(seed)
     per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
@@ -217,8 +248,11 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
     return mean
 
 
-def _backward(model: megatron.GPTModel, data: RolloutData, samples: Sequence[int], max_tokens: int) -> float:
-    """Add up the gradients of the mean loss per token of these samples, which is returned, in nats."""
+def _backward(
+    model: megatron.GPTModel, data: RolloutData, samples: Sequence[int], max_tokens: int
+) -> float:
+    """Add up the gradients of the mean loss per token of these samples, which is returned, in
+    nats."""
     tokens = sum(data["response_lengths"][i] for i in samples)
     total = 0.0
     for batch in micro_batches(data, samples, max_tokens):

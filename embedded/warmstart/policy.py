@@ -1,7 +1,9 @@
-"""A tiny Qwen2-shaped policy with random weights, as a Hugging Face folder, and its tokenizer; imitation trains it.
+"""A tiny Qwen2-shaped policy with random weights, as a Hugging Face folder, and its tokenizer;
+imitation trains it.
 
-The tokenizer is a ChatML one, trained on a game's own text. It is byte-level, so it can encode any text. Each phrase
-that all prompts of a game repeat becomes one token, which keeps prompts short enough for a CPU.
+The tokenizer is a ChatML one, trained on a game's own text. It is byte-level, so it can encode any
+text. Each phrase that all prompts of a game repeat becomes one token, which keeps prompts short
+enough for a CPU.
 """
 
 import json
@@ -67,7 +69,8 @@ class PolicySize(Settings):
 
 
 def find_model(name: str) -> Path:
-    """Find the folder `name`, or download the hub's model of that name; raises ConfigError if neither works."""
+    """Find the folder `name`, or download the hub's model of that name; raises ConfigError if
+    neither works."""
     if Path(name).is_dir():
         return Path(name)
     from huggingface_hub import snapshot_download
@@ -112,15 +115,20 @@ def save_policy(model: Any, tokenizer: Any, folder: str | Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_size: int = 512) -> Qwen2Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], phrases: Sequence[str] = (), vocab_size: int = 512
+) -> Qwen2Tokenizer:
     """Train byte-level BPE on `texts`; each of `phrases` becomes one token wherever it occurs.
 
-    `vocab_size` counts the 256 bytes and the merges; phrases and control tokens come on top. The class is Qwen2's own,
-    because AutoTokenizer loads that class for every Qwen2-shaped model, whatever the tokenizer file says.
+    `vocab_size` counts the 256 bytes and the merges; phrases and control tokens come on top. The
+    class is Qwen2's own, because AutoTokenizer loads that class for every Qwen2-shaped model,
+    whatever the tokenizer file says.
     """
     core = Qwen2Tokenizer().backend_tokenizer
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False
+    )
     plain = list(dict.fromkeys((*ANSWER_PHRASES, *ROLES, *NUMBERS, *phrases)))
     # Merges are trained on the rest of the text. Longer phrases are cut out first.
     longest_first = sorted(plain, key=len, reverse=True)
@@ -146,7 +154,8 @@ def train_tokenizer(texts: Iterable[str], phrases: Sequence[str] = (), vocab_siz
 
 
 def common_ends(texts: Sequence[str]) -> tuple[str, str]:
-    """Find the longest common start and the longest common end of `texts`, cut at word boundaries."""
+    """Find the longest common start and the longest common end of `texts`, cut at word
+    boundaries."""
     if not texts:
         return "", ""
     prefix = _common_prefix(texts)
@@ -154,7 +163,8 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
         prefix = prefix[: prefix.rfind("\n") + 1 or max(prefix.rfind(" "), 0)]
     reversed_rests = [text[len(prefix) :][::-1] for text in texts]
     suffix = _common_prefix(reversed_rests)
-    # The suffix starts at a line break, so that the words before it are tokenized as everywhere else.
+    # The suffix starts at a line break, so that the words before it are tokenized as everywhere
+    # else.
     suffix = suffix[: suffix.rfind("\n") + 1][::-1]
     return prefix, suffix
 
@@ -170,7 +180,8 @@ def _common_prefix(texts: Sequence[str]) -> str:
 def fixed_phrases(conversations: Iterable[Sequence[dict[str, Any]]]) -> list[str]:
     """Find the common starts and ends of all messages of one kind, over all conversations.
 
-    Messages of the same role are of one kind, except for the last message of a conversation, which is another.
+    Messages of the same role are of one kind, except for the last message of a conversation, which
+    is another.
     """
     kinds: dict[tuple[str, bool], list[str]] = {}
     for messages in conversations:

@@ -1,7 +1,9 @@
-"""Agents as black boxes: any program that asks a model over HTTP is played and trained; each request is one turn.
+"""Agents as black boxes: any program that asks a model over HTTP is played and trained; each
+request is one turn.
 
-Invariants: every request that is shown is one turn, and its prompt is the request's messages and tools. The program is
-alive only during its episode. The reward comes from the grader, once, after the program has ended.
+Invariants: every request that is shown is one turn, and its prompt is the request's messages and
+tools. The program is alive only during its episode. The reward comes from the grader, once, after
+the program has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from typing import Any
 from envs import base
 from envs.agent.continued import Continued
 from envs.agent.parts import Message
-from envs.agent.program import Program, addresses, find_program, search_path, start_plain, start_sandboxed
+from envs.agent.program import (
+    Program,
+    addresses,
+    find_program,
+    search_path,
+    start_plain,
+    start_sandboxed,
+)
 from envs.agent.request import Response, assistant_message, read_response, with_images
 from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
@@ -68,7 +77,9 @@ class AgentEnv(BaseInteractionEnv):
         self.settings = settings
         self.actions, self.max_steps = settings.actions, settings.max_steps
         self._first = AgentRun(task, seed, settings.prompt, Path(), settings.options)
-        self._prepare = load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
+        self._prepare = (
+            load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
+        )
         self._grade: Any = lambda run: run.exit_code == 0
         if settings.grader:
             self._grade = load_attribute(settings.grader, "env.grader")
@@ -87,7 +98,9 @@ class AgentEnv(BaseInteractionEnv):
         with base.closed_on_error(self):
             self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
             if workdir is not None:
-                shutil.copytree(Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True)
+                shutil.copytree(
+                    Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True
+                )
             if self._prepare is not None:
                 prompt = self._bounded("prepare", self._prepare, self.run)
                 if not isinstance(prompt, str | None):
@@ -100,13 +113,18 @@ class AgentEnv(BaseInteractionEnv):
             waiting = self._await(episode, None)
             if waiting is None:
                 end, refusal = episode.session.end, episode.session.refusal
-                what = end.words if end else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
+                what = (
+                    end.words
+                    if end
+                    else f"did not ask within {self.settings.time_limit_s:g} s (env.time_limit_s)"
+                )
                 why = f"; its last request was refused: {refusal}" if refusal else ""
                 raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
             return self._show(waiting)
 
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
-        """Send the answer, if there is one, and wait for the next request; None if there is none."""
+        """Send the answer, if there is one, and wait for the next request; None if there is
+        none."""
         began, session = time.monotonic(), episode.session
         left = self.settings.time_limit_s - self._work_s
         try:
@@ -117,20 +135,33 @@ class AgentEnv(BaseInteractionEnv):
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         episode = self._episode
         if episode is None or episode.session.current is None:
-            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+            raise EpisodeOverError(
+                "step was called before reset or after the episode's end; call reset first"
+            )
         waiting = episode.session.current
-        answer = read_response(response_text, waiting.request, self.settings.max_calls, self.call_form)
+        answer = read_response(
+            response_text, waiting.request, self.settings.max_calls, self.call_form
+        )
         number = waiting.number
-        self._continued.answered(assistant_message(answer, number), assistant_message(answer, number, spelled=True))
+        self._continued.answered(
+            assistant_message(answer, number), assistant_message(answer, number, spelled=True)
+        )
         self._steps += 1
         self._unread += bool(answer.errors)
-        self.run = replace(self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text)
+        self.run = replace(
+            self.run, turns=self._steps, messages=tuple(self._messages), answer=response_text
+        )
         with base.closed_on_error(self):
             following = self._await(episode, answer)
             end = episode.session.end if following is None else None
-            if end is not None and end.exit_code and not (end.stopped or waiting.delivered) and waiting.alone:
-                # It ended before it received the response, and had received no other one since it asked, so its
-                # client's time limit is to blame.
+            if (
+                end is not None
+                and end.exit_code
+                and not (end.stopped or waiting.delivered)
+                and waiting.alone
+            ):
+                # It ended before it received the response, and had received no other one since it
+                # asked, so its client's time limit is to blame.
                 what = f"while it waited for the model, the agent {end.words}"
                 raise EnvironmentFault(f"{what}; give its client a longer time limit")
         done = following is None or self._steps >= self.max_steps
@@ -151,7 +182,9 @@ class AgentEnv(BaseInteractionEnv):
                 ended = episode.session.end  # by now it has, also if a limit ended the episode
                 self.run = replace(self.run, output=ended.output if ended else "")
                 with base.timed("judge"):
-                    score = self._bounded("grader", lambda run: finite(self._grade(run), "score"), self.run)
+                    score = self._bounded(
+                        "grader", lambda run: finite(self._grade(run), "score"), self.run
+                    )
                 info["reward"] += score
                 info["progression"] = min(max(score, 0.0), 1.0)
         finally:
@@ -163,15 +196,23 @@ class AgentEnv(BaseInteractionEnv):
         try:
             return run_bounded(f"env.{name}", lambda: function(run), {}, seconds)
         except ToolTimeout as error:
-            raise EnvironmentFault(f"env.{name} did not end within {seconds:g} s (env.grade_timeout_s)") from error
+            raise EnvironmentFault(
+                f"env.{name} did not end within {seconds:g} s (env.grade_timeout_s)"
+            ) from error
         except ToolError as error:
-            raise EnvironmentFault(f"env.{name} {getattr(self.settings, name)} raised {error}") from error
+            raise EnvironmentFault(
+                f"env.{name} {getattr(self.settings, name)} raised {error}"
+            ) from error
 
     def _info(self, text: str, answer: Response, waiting: Waiting) -> StepInfo:
         assert self._episode is not None
         session = self._episode.session
         counts = {name: session.counts[name] for name in ("retries", "refused", "lost_answers")}
-        counts |= {"thread": waiting.thread, "threads": len(session.threads), "unread_calls": self._unread}
+        counts |= {
+            "thread": waiting.thread,
+            "threads": len(session.threads),
+            "unread_calls": self._unread,
+        }
         return {
             "reward": -self.settings.format_penalty if answer.errors else 0.0,
             "terminated": False,
@@ -182,7 +223,10 @@ class AgentEnv(BaseInteractionEnv):
             "action": text[slice(*answer.span)] if answer.span else None,
             "action_span": answer.span,
             "moves": not waiting.request.compacts,
-            "metrics": {"agent_s": self._work_s, **{name: float(count) for name, count in counts.items()}},
+            "metrics": {
+                "agent_s": self._work_s,
+                **{name: float(count) for name, count in counts.items()},
+            },
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
@@ -211,12 +255,19 @@ class _Running:
         self.key = server.open(self.session)
         self._outer = server.folder.make()
         self._program: Program | None = None
-        self.folder, self._home, self._temporary = (self._outer / name for name in ("work", "home", "tmp"))
+        self.folder, self._home, self._temporary = (
+            self._outer / name for name in ("work", "home", "tmp")
+        )
         for folder in (self.folder, self._home, self._temporary):
             folder.mkdir()
 
     def start(self, words: list[str], run: AgentRun, settings: AgentSettings) -> None:
-        values = {"prompt": run.prompt, "task": run.task, "seed": str(run.seed), "model": settings.models[0]}
+        values = {
+            "prompt": run.prompt,
+            "task": run.task,
+            "seed": str(run.seed),
+            "model": settings.models[0],
+        }
         found = addresses(None if settings.sandbox else self.server.port, self.key)
         variables = {name: os.environ[name] for name in settings.pass_env}
         variables |= {f"AGENT_{name.upper()}": value for name, value in values.items()}

@@ -17,15 +17,20 @@ def read(body: Mapping[str, Any]) -> Request:
     """Read the request in a body; raises `RequestError` if it cannot be answered."""
     system = body.get("system") or ""
     if not isinstance(system, str):  # a list of blocks
-        system = "\n\n".join(parts.text(block.get("text"), "system") for block in parts.objects(system, "system"))
+        system = "\n\n".join(
+            parts.text(block.get("text"), "system") for block in parts.objects(system, "system")
+        )
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for message in parts.objects(body.get("messages"), "messages"):
         messages += _messages(message)
-    return make_request(body, messages, [_tool(tool) for tool in parts.offered(body)], "stop_sequences")
+    return make_request(
+        body, messages, [_tool(tool) for tool in parts.offered(body)], "stop_sequences"
+    )
 
 
 def _messages(message: Mapping[str, Any]) -> list[Message]:
-    """Return one message as several: each tool result becomes a separate message, before the rest."""
+    """Return one message as several: each tool result becomes a separate message, before the
+    rest."""
     role, content = parts.role(message, "user", "assistant", "system"), message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
@@ -57,7 +62,9 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
             case "tool_use":
                 arguments = block.get("input") or {}
                 if not isinstance(arguments, Mapping):
-                    raise RequestError(f"the input of a tool_use must be an object, got {short(arguments)}")
+                    raise RequestError(
+                        f"the input of a tool_use must be an object, got {short(arguments)}"
+                    )
                 calls.append(parts.call(block.get("id"), block.get("name"), dict(arguments)))
             case kind:
                 raise RequestError(f"content of type {short(kind)} is not supported in an answer")
@@ -66,20 +73,33 @@ def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     if tool.get("type", "custom") != "custom":
-        raise RequestError(f"a tool of type {short(tool['type'])} is not supported; use tools with an input_schema")
+        raise RequestError(
+            f"a tool of type {short(tool['type'])} is not supported; use tools with an input_schema"
+        )
     return parts.tool(tool.get("name"), tool.get("description"), tool.get("input_schema"))
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
     """Return the body of a whole response; `number` counts the episode's responses."""
     usage = {"input_tokens": request.tokens, "output_tokens": response.tokens}
-    return {**_head(request, number), "content": _blocks(response, number), **_ending(response), "usage": usage}
+    return {
+        **_head(request, number),
+        "content": _blocks(response, number),
+        **_ending(response),
+        "usage": usage,
+    }
 
 
 def events(response: Response, request: Request, number: int) -> Iterator[bytes]:
     """Yield the events of a streamed response."""
     usage = {"input_tokens": request.tokens, "output_tokens": 1}
-    head = {**_head(request, number), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    head = {
+        **_head(request, number),
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
     yield parts.event("message_start", message=head)
     for index, block in enumerate(_blocks(response, number)):
         if block["type"] == "tool_use":
@@ -92,7 +112,9 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
         yield parts.event("content_block_start", index=index, content_block=start)
         yield parts.event("content_block_delta", index=index, delta=delta)
         yield parts.event("content_block_stop", index=index)
-    yield parts.event("message_delta", delta=_ending(response), usage={"output_tokens": response.tokens})
+    yield parts.event(
+        "message_delta", delta=_ending(response), usage={"output_tokens": response.tokens}
+    )
     yield parts.event("message_stop")
 
 
@@ -109,7 +131,9 @@ def _blocks(response: Response, number: int) -> list[dict[str, Any]]:
         blocks.append({"type": "text", "text": response.text})
     for index, call in enumerate(response.calls):
         identity = f"toolu_{number:05d}{index:03d}"
-        blocks.append({"type": "tool_use", "id": identity, "name": call.name, "input": dict(call.arguments)})
+        blocks.append(
+            {"type": "tool_use", "id": identity, "name": call.name, "input": dict(call.arguments)}
+        )
     return blocks
 
 

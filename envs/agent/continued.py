@@ -1,7 +1,9 @@
-"""Recognises requests that continue an earlier one, so that the model's own tokens can stay in the prompt.
+"""Recognises requests that continue an earlier one, so that the model's own tokens can stay in the
+prompt.
 
-A program sends the conversation again with every request: the messages of an earlier request, the response to it, and
-new messages. Many change the response on the way: they fill in a tool's default, or leave out a needless `cd`.
+A program sends the conversation again with every request: the messages of an earlier request, the
+response to it, and new messages. Many change the response on the way: they fill in a tool's
+default, or leave out a needless `cd`.
 """
 
 import hashlib
@@ -40,8 +42,9 @@ class Continued:
     ) -> tuple[list[Message], tuple[int, int] | None]:
         """Return a request's messages, with images that `decode` has read, and what it `continues`.
 
-        `continues` has two numbers: the turn, and the first message after its response; None if it continues no turn.
-        The messages of that turn, and its response as the model spelled it, replace the program's copies.
+        `continues` has two numbers: the turn, and the first message after its response; None if it
+        continues no turn. The messages of that turn, and its response as the model spelled it,
+        replace the program's copies.
         """
         digests = tuple(map(_digest, messages))
         continues = None
@@ -59,7 +62,8 @@ class Continued:
         return list(self._shown), continues
 
     def answered(self, response: Message, spelled: Message | None = None) -> None:
-        """Note the response to the request that was shown last, as the message in which it was read.
+        """Note the response to the request that was shown last, as the message in which it was
+        read.
 
         `spelled` is the same message with the arguments as the model spelled them, if they differ.
         """
@@ -71,7 +75,8 @@ def _digest(message: Message) -> bytes:
 
 
 def _is_same(sent: Message, response: Message) -> bool:
-    """Whether the program sends the response back: its text and reasoning, and calls that lack no argument."""
+    """Whether the program sends the response back: its text and reasoning, and calls that lack no
+    argument."""
     if sent["role"] != "assistant" or (sent["content"] or "") != response["content"]:
         return False
     if sent.get("reasoning_content", "") != response.get("reasoning_content", ""):

@@ -1,4 +1,5 @@
-"""Runs in the sandbox: passes connections to a local port on to a Unix socket, and runs the agent's program.
+"""Runs in the sandbox: passes connections to a local port on to a Unix socket, and runs the agent's
+program.
 
     python -I -S forward.py SOCKET PORT COMMAND...
 
@@ -20,8 +21,12 @@ async def main(path: str, port: str, *command: str) -> int:
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             there, to_there = await asyncio.open_unix_connection(path)
-            # When either side closes, so does the other: the server must notice a client that gives up.
-            both = [asyncio.create_task(_pass(reader, to_there)), asyncio.create_task(_pass(there, writer))]
+            # When either side closes, so does the other: the server must notice a client that gives
+            # up.
+            both = [
+                asyncio.create_task(_pass(reader, to_there)),
+                asyncio.create_task(_pass(there, writer)),
+            ]
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             to_there.close()
         writer.close()

@@ -39,13 +39,17 @@ def _call(call: Mapping[str, Any]) -> Message:
     function = call.get("function")
     if not isinstance(function, Mapping):
         raise RequestError(f"a tool call has no function: {short(call)}")
-    return parts.call(call.get("id"), function.get("name"), parts.arguments(function.get("arguments")))
+    return parts.call(
+        call.get("id"), function.get("name"), parts.arguments(function.get("arguments"))
+    )
 
 
 def _tool(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, Mapping):
-        raise RequestError(f"a tool of type {short(tool.get('type'))} is not supported; use functions")
+        raise RequestError(
+            f"a tool of type {short(tool.get('type'))} is not supported; use functions"
+        )
     return parts.tool(function.get("name"), function.get("description"), function.get("parameters"))
 
 
@@ -83,4 +87,11 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
 
 def refusal(error: RequestError) -> dict[str, Any]:
     """Return the body of a refusal."""
-    return {"error": {"message": str(error), "type": error.kind("server_error"), "param": None, "code": None}}
+    return {
+        "error": {
+            "message": str(error),
+            "type": error.kind("server_error"),
+            "param": None,
+            "code": None,
+        }
+    }

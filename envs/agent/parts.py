@@ -1,4 +1,5 @@
-"""Reads the parts of a request's body that OpenAI's and Anthropic's APIs share, and refuses what cannot be read."""
+"""Reads the parts of a request's body that OpenAI's and Anthropic's APIs share, and refuses what
+cannot be read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,8 @@ class RequestError(Exception):
         self.status = status
 
     def kind(self, of_server: str) -> str:
-        """Return the error's type in OpenAI's and Anthropic's APIs, which differ in that of a server's error."""
+        """Return the error's type in OpenAI's and Anthropic's APIs, which differ in that of a
+        server's error."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         return kinds.get(self.status, "invalid_request_error" if self.status < 500 else of_server)
 
@@ -48,19 +50,27 @@ def offered(body: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def role(message: Mapping[str, Any], *known: str) -> str:
-    """Return a message's role for the chat template, in which a developer is the system; refuse one not in `known`."""
+    """Return a message's role for the chat template, in which a developer is the system; refuse one
+    not in `known`."""
     found = message.get("role")
     if not isinstance(found, str) or found not in known:
-        raise RequestError(f"a message has the role {short(found)}; supported are {', '.join(known)}")
+        raise RequestError(
+            f"a message has the role {short(found)}; supported are {', '.join(known)}"
+        )
     return "system" if found == "developer" else found
 
 
 def content(value: Any, what: str) -> str | list[Message]:
-    """Read a text, or a list of content parts, which become one text unless one of them is an image."""
+    """Read a text, or a list of content parts, which become one text unless one of them is an
+    image."""
     if isinstance(value, str):
         return value
     parts = [_part(part) for part in objects(value, what)]
-    return parts if any(part["type"] == "image" for part in parts) else "".join(part["text"] for part in parts)
+    return (
+        parts
+        if any(part["type"] == "image" for part in parts)
+        else "".join(part["text"] for part in parts)
+    )
 
 
 def _part(part: Mapping[str, Any]) -> Message:
@@ -78,9 +88,14 @@ def _part(part: Mapping[str, Any]) -> Message:
             if isinstance(source, Mapping) and source.get("type") == "base64":
                 url = f"data:{source.get('media_type')};base64,{source.get('data')}"
         case kind:
-            raise RequestError(f"content of type {short(kind)} is not supported; send text and images")
+            raise RequestError(
+                f"content of type {short(kind)} is not supported; send text and images"
+            )
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise RequestError(f"images must be sent as base64 or data: URIs, got {short(url)}; addresses are not fetched")
+        raise RequestError(
+            f"images must be sent as base64 or data: URIs, got {short(url)}; addresses are not "
+            "fetched"
+        )
     return {"type": "image", "image": url}
 
 
@@ -97,13 +112,21 @@ def assistant(text: str, thought: str = "", calls: Sequence[Message] = ()) -> Me
 def call(identity: Any, name: Any, arguments: Any) -> Message:
     """Write a tool call as chat templates expect it."""
     function = {"name": text(name, "the name of a tool call"), "arguments": arguments}
-    return {"id": text(identity or "", "the id of a tool call"), "type": "function", "function": function}
+    return {
+        "id": text(identity or "", "the id of a tool call"),
+        "type": "function",
+        "function": function,
+    }
 
 
 def result(identity: Any, value: Any) -> Message:
     """Write the result of a tool call as chat templates expect it."""
     found = content(value, "the result of a tool call")
-    return {"role": "tool", "content": found, "tool_call_id": text(identity or "", "the id of a tool call")}
+    return {
+        "role": "tool",
+        "content": found,
+        "tool_call_id": text(identity or "", "the id of a tool call"),
+    }
 
 
 def event(kind: str, **data: Any) -> bytes:
@@ -112,7 +135,8 @@ def event(kind: str, **data: Any) -> bytes:
 
 
 def arguments(value: Any) -> Any:
-    """Parse the arguments of an earlier call, as chat templates expect; text that is not JSON stays as it is."""
+    """Parse the arguments of an earlier call, as chat templates expect; text that is not JSON stays
+    as it is."""
     written = text(value or "{}", "the arguments of a tool call")
     try:
         return pydantic_core.from_json(written)
@@ -121,9 +145,12 @@ def arguments(value: Any) -> Any:
 
 
 def tool(name: Any, description: Any, parameters: Any) -> Mapping[str, Any]:
-    """Describe a tool in OpenAI's form; refuse it without a name, or if its parameters are not an object."""
+    """Describe a tool in OpenAI's form; refuse it without a name, or if its parameters are not an
+    object."""
     if parameters is not None and not isinstance(parameters, Mapping):
-        raise RequestError(f"the parameters of a tool must be a JSON schema, got {short(parameters)}")
+        raise RequestError(
+            f"the parameters of a tool must be a JSON schema, got {short(parameters)}"
+        )
     function = {
         "name": text(name, "a tool's name"),
         "description": text(description or "", "a tool's description"),

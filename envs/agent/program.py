@@ -1,4 +1,5 @@
-"""Starts an agent's program, on this machine or in a sandbox, and ends it with everything that it started."""
+"""Starts an agent's program, on this machine or in a sandbox, and ends it with everything that it
+started."""
 
 import contextlib
 import os
@@ -35,7 +36,9 @@ class Program:
         on_end: called from a thread when nothing of the program is alive.
     """
 
-    def __init__(self, run: Callable[[], End], interrupt: Callable[[], object], on_end: Callable[[End], None]) -> None:
+    def __init__(
+        self, run: Callable[[], End], interrupt: Callable[[], object], on_end: Callable[[End], None]
+    ) -> None:
         self._run, self._interrupt, self._on_end = run, interrupt, on_end
         self._thread = threading.Thread(target=self._watch, name="agent", daemon=True)
         self._thread.start()
@@ -48,7 +51,8 @@ class Program:
         self._on_end(end)
 
     def stop(self) -> None:
-        """End the program and all that it started; raises EnvironmentFault if it cannot be ended."""
+        """End the program and all that it started; raises EnvironmentFault if it cannot be
+        ended."""
         with contextlib.suppress(OSError):
             self._interrupt()
         self._thread.join(END_S)
@@ -83,12 +87,26 @@ def start_plain(
 
 
 def start_sandboxed(
-    argv: Sequence[str], sandbox: Sandbox, socket: Path, variables: Mapping[str, str], on_end: Callable[[End], None]
+    argv: Sequence[str],
+    sandbox: Sandbox,
+    socket: Path,
+    variables: Mapping[str, str],
+    on_end: Callable[[End], None],
 ) -> Program:
-    """Start a program in a bubblewrap sandbox, whose only way out is the socket of the model's server."""
-    places = ((socket, f"{_INSIDE}/model.sock"), (Path(__file__).with_name("forward.py"), f"{_INSIDE}/forward.py"))
+    """Start a program in a bubblewrap sandbox, whose only way out is the socket of the model's
+    server."""
+    places = (
+        (socket, f"{_INSIDE}/model.sock"),
+        (Path(__file__).with_name("forward.py"), f"{_INSIDE}/forward.py"),
+    )
     sandbox = replace(sandbox, readable=places, variables=tuple(variables.items()))
-    forward = [str(sandbox.python), *_SCRIPT, f"{_INSIDE}/forward.py", f"{_INSIDE}/model.sock", str(_PORT)]
+    forward = [
+        str(sandbox.python),
+        *_SCRIPT,
+        f"{_INSIDE}/forward.py",
+        f"{_INSIDE}/model.sock",
+        str(_PORT),
+    ]
     stop = threading.Event()
 
     def run() -> End:
@@ -99,12 +117,16 @@ def start_sandboxed(
 
 
 def find_program(name: str, path: str, folder: Path) -> str:
-    """Return the program's path; one with a slash is looked up in `folder`. Raises ConfigError if it is missing."""
+    """Return the program's path; one with a slash is looked up in `folder`. Raises ConfigError if
+    it is missing."""
     if "/" in name and (folder / name).exists():
         return name
     found = shutil.which(name, path=path) if "/" not in name else None
     if found is None:
-        raise ConfigError(f"env.command: program {name!r} was not found next to env.python, in PATH or in env.workdir")
+        raise ConfigError(
+            f"env.command: program {name!r} was not found next to env.python, in PATH or in "
+            "env.workdir"
+        )
     return found
 
 

@@ -1,4 +1,5 @@
-"""Reads one request of an agent and one response of the model, independent of the API in which they travel.
+"""Reads one request of an agent and one response of the model, independent of the API in which they
+travel.
 
 Bodies are read on a thread; what would take long or much memory is refused.
 """
@@ -67,12 +68,16 @@ class Response:
     span: tuple[int, int] | None = field(default=None, compare=False)
     """Characters [start, end) of the calls in the model's own text."""
     spelled: tuple[Mapping[str, Any], ...] = field(default=(), compare=False)
-    """The calls' arguments as the model spelled them: texts, such as `false` or `1.0`, if its calls are markup."""
+    """The calls' arguments as the model spelled them: texts, such as `false` or `1.0`, if its calls
+    are markup."""
 
     @property
     def written(self) -> str:
         """Return the answer without its reasoning, in one text."""
-        bodies = (f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})" for call in self.calls)
+        bodies = (
+            f"{call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
+            for call in self.calls
+        )
         return "\n".join(filter(None, [self.text, *bodies]))
 
     @property
@@ -82,41 +87,66 @@ class Response:
         return (len(self.text) + len(self.reasoning) + calls) // CHARS_PER_TOKEN + 1
 
 
-def read_response(text: str, request: Request, max_calls: int, form: CallForm | None = None) -> Response:
-    """Split the model's text into reasoning, text and, if the request offers tools, calls; `form`: as `find_calls`."""
+def read_response(
+    text: str, request: Request, max_calls: int, form: CallForm | None = None
+) -> Response:
+    """Split the model's text into reasoning, text and, if the request offers tools, calls; `form`:
+    as `find_calls`."""
     text = encodable(text)
     start = reasoning_end(text, form)
     start = len(text) if start is None else start
     reasoning = text[:start].strip().removeprefix("<think>").removesuffix("</think>").strip()
-    stops = [(position, stop) for stop in request.stops if (position := text.find(stop, start)) >= 0]
+    stops = [
+        (position, stop) for stop in request.stops if (position := text.find(stop, start)) >= 0
+    ]
     end, stop = min(stops, default=(len(text), ""))
     kept = text[:end]
     if not request.tools:
         return Response(kept[start:].strip(), reasoning, stop=stop)
     found = find_calls(kept, max_calls, form)
-    errors = (*found.errors, *([f"an answer may hold at most {max_calls} calls"] if found.cut else []))
+    errors = (
+        *found.errors,
+        *([f"an answer may hold at most {max_calls} calls"] if found.cut else []),
+    )
     if errors or found.span is None:
         return Response(kept[start:].strip(), reasoning, (), errors, stop, found.span)
-    schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools}
+    schemas = {
+        tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in request.tools
+    }
     calls = []
     for call in found.calls:
         arguments = call.arguments
         if call.as_text:
-            with contextlib.suppress(AttributeError, TypeError, ToolError):  # no schema; the arguments stay text
+            with contextlib.suppress(
+                AttributeError, TypeError, ToolError
+            ):  # no schema; the arguments stay text
                 arguments = Parameters(schemas.get(call.name, {})).convert(arguments)
         calls.append(Call(call.name, arguments))
     text = kept[start : found.span[0]].strip()
-    return Response(text, reasoning, tuple(calls), (), stop, found.span, tuple(call.arguments for call in found.calls))
+    return Response(
+        text,
+        reasoning,
+        tuple(calls),
+        (),
+        stop,
+        found.span,
+        tuple(call.arguments for call in found.calls),
+    )
 
 
 def assistant_message(response: Response, number: int, spelled: bool = False) -> Message:
     """Write a response as the message that the agent sends back with its next request.
 
-    With `spelled`, the arguments are texts where the model wrote texts, so that a template spells them as it did.
+    With `spelled`, the arguments are texts where the model wrote texts, so that a template spells
+    them as it did.
     """
     # The ids are nine letters and digits, as Mistral's chat template demands.
     calls = [
-        parts.call(f"c{number:05d}{index:03d}", call.name, dict(response.spelled[index] if spelled else call.arguments))
+        parts.call(
+            f"c{number:05d}{index:03d}",
+            call.name,
+            dict(response.spelled[index] if spelled else call.arguments),
+        )
         for index, call in enumerate(response.calls)
     ]
     return parts.assistant(response.text, response.reasoning, calls)
@@ -128,7 +158,8 @@ def make_request(
     tools: Sequence[Mapping[str, Any]],
     stops_key: str = "stop",
 ) -> Request:
-    """Make a request of what an API's format has read; its system messages and tools identify its thread."""
+    """Make a request of what an API's format has read; its system messages and tools identify its
+    thread."""
     if not messages:
         raise RequestError("messages is empty")
     stops = body.get(stops_key) or []
@@ -154,15 +185,23 @@ def make_request(
 
 
 BYTES_PER_VALUE = 32
-"""A request of n bytes may hold n / 32 JSON values, because a value of three bytes takes 64 in memory."""
+"""A request of n bytes may hold n / 32 JSON values, because a value of three bytes takes 64 in
+memory."""
 PIXELS_PER_BYTE = 2
-"""Pixels that the images of a request may have together, per byte of the longest request; a pixel takes 4 bytes."""
+"""Pixels that the images of a request may have together, per byte of the longest request; a pixel
+takes 4 bytes."""
 
 
 def read_request(
-    read: Callable[[Mapping[str, Any]], Request], path: str, raw: bytearray, thread: str, compacts: bool, max_bytes: int
+    read: Callable[[Mapping[str, Any]], Request],
+    path: str,
+    raw: bytearray,
+    thread: str,
+    compacts: bool,
+    max_bytes: int,
 ) -> Request:
-    """Read a request from its body, which is emptied; raises RequestError if it is unusable or too large.
+    """Read a request from its body, which is emptied; raises RequestError if it is unusable or too
+    large.
 
     Args:
         read: the API's function from a JSON object to a request.
@@ -170,7 +209,9 @@ def read_request(
         max_bytes: the session's budget, from which those of values and pixels follow.
     """
     if sum(map(raw.count, (b"[", b"{", b","))) > max_bytes // BYTES_PER_VALUE:
-        raise RequestError(f"the request has more than {max_bytes // BYTES_PER_VALUE} values (env.request_mb)", 413)
+        raise RequestError(
+            f"the request has more than {max_bytes // BYTES_PER_VALUE} values (env.request_mb)", 413
+        )
     try:
         body = pydantic_core.from_json(raw, cache_strings="keys")
     except ValueError as error:
@@ -200,7 +241,10 @@ def with_images(messages: Sequence[Message]) -> list[Message]:
     for message in messages:
         content = message["content"]
         if not isinstance(content, str):
-            content = [part | {"image": open_image(part["image"])} if "image" in part else part for part in content]
+            content = [
+                part | {"image": open_image(part["image"])} if "image" in part else part
+                for part in content
+            ]
         decoded.append({**message, "content": content})
     return decoded
 

@@ -28,7 +28,11 @@ def read(body: Mapping[str, Any]) -> Request:
         if body.get(key):
             raise RequestError(f"{key} is not supported; send the whole conversation as input")
     given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else parts.objects(given, "input")
+    items = (
+        [{"role": "user", "content": given}]
+        if isinstance(given, str)
+        else parts.objects(given, "input")
+    )
     messages: list[Message] = []
     for item in items:
         _add(messages, item)
@@ -40,21 +44,30 @@ def read(body: Mapping[str, Any]) -> Request:
 
 
 def _add(messages: list[Message], item: Mapping[str, Any]) -> None:
-    """Add an item. What the model generated in one response becomes one message, as chat templates expect."""
+    """Add an item. What the model generated in one response becomes one message, as chat templates
+    expect."""
     message: Message
     match item.get("type", "message"):
         case "message":
             role = parts.role(item, "system", "developer", "user", "assistant")
             message = {"role": role, "content": parts.content(item.get("content"), "content")}
         case "reasoning":
-            texts = [*parts.objects(item.get("summary"), "summary"), *parts.objects(item.get("content"), "content")]
-            message = parts.assistant("", "\n".join(parts.text(part.get("text"), "text") for part in texts))
+            texts = [
+                *parts.objects(item.get("summary"), "summary"),
+                *parts.objects(item.get("content"), "content"),
+            ]
+            message = parts.assistant(
+                "", "\n".join(parts.text(part.get("text"), "text") for part in texts)
+            )
         case "function_call" | "custom_tool_call" as kind:
             message = parts.assistant("", calls=[_call(item, kind)])
         case "function_call_output" | "custom_tool_call_output":
             message = parts.result(item.get("call_id"), item.get("output"))
         case kind:
-            raise RequestError(f"an item of type {short(kind)} is not supported; send messages, reasoning and calls")
+            raise RequestError(
+                f"an item of type {short(kind)} is not supported; send messages, reasoning and "
+                "calls"
+            )
     last: Message = messages[-1] if messages else {"role": ""}
     is_same = last["role"] == message["role"] == "assistant"
     if not is_same or (message["content"] and (last["content"] or "tool_calls" in last)):
@@ -76,8 +89,11 @@ def _call(item: Mapping[str, Any], kind: str) -> Message:
     return parts.call(item.get("call_id"), _full_name(item), arguments)
 
 
-def _tools(tool: Mapping[str, Any], space: str = "") -> Iterator[tuple[Mapping[str, Any], dict[str, str]]]:
-    """Yield the schemas of a tool or of a namespace of tools, each with what its calls say beside their arguments."""
+def _tools(
+    tool: Mapping[str, Any], space: str = ""
+) -> Iterator[tuple[Mapping[str, Any], dict[str, str]]]:
+    """Yield the schemas of a tool or of a namespace of tools, each with what its calls say beside
+    their arguments."""
     kind, name = tool.get("type"), parts.text(tool.get("name") or "", "a tool's name")
     if kind == "namespace" and not space:
         for inner in parts.objects(tool.get("tools"), "the tools of a namespace"):
@@ -88,7 +104,9 @@ def _tools(tool: Mapping[str, Any], space: str = "") -> Iterator[tuple[Mapping[s
         parameters = TEXT_INPUT if kind == "custom" else tool.get("parameters")
         yield parts.tool(_full_name(call), tool.get("description"), parameters), call
     else:
-        raise RequestError(f"a tool of type {short(kind)} is not supported; use functions and custom tools")
+        raise RequestError(
+            f"a tool of type {short(kind)} is not supported; use functions and custom tools"
+        )
 
 
 def _full_name(call: Mapping[str, Any]) -> str:
@@ -117,7 +135,9 @@ def events(response: Response, request: Request, number: int) -> Iterator[bytes]
         yield parts.event(f"response.{kind}", sequence_number=count, **data)
 
 
-def _events(response: Response, request: Request, number: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def _events(
+    response: Response, request: Request, number: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
     begun = {**_head(request, number), "status": "in_progress", "output": [], "usage": None}
     yield "created", {"response": begun}
     yield "in_progress", {"response": begun}
@@ -128,7 +148,10 @@ def _events(response: Response, request: Request, number: int) -> Iterator[tuple
             at["content_index"] = 0
             if part["type"] == "output_text":
                 at["logprobs"] = []
-            yield "output_item.added", {**at, "item": {**item, "content": [], "status": "in_progress"}}
+            yield (
+                "output_item.added",
+                {**at, "item": {**item, "content": [], "status": "in_progress"}},
+            )
             yield "content_part.added", {**at, "part": {**part, "text": ""}}
             yield f"{part['type']}.delta", {**at, "delta": part["text"]}
             yield f"{part['type']}.done", {**at, "text": part["text"]}
@@ -143,7 +166,14 @@ def _events(response: Response, request: Request, number: int) -> Iterator[tuple
 
 
 def _head(request: Request, number: int) -> dict[str, Any]:
-    empty = ("error", "incomplete_details", "instructions", "previous_response_id", "temperature", "top_p")
+    empty = (
+        "error",
+        "incomplete_details",
+        "instructions",
+        "previous_response_id",
+        "temperature",
+        "top_p",
+    )
     return {
         "id": f"resp_{number}",
         "object": "response",
@@ -164,10 +194,20 @@ def _items(response: Response, request: Request, number: int) -> list[dict[str, 
     items: list[dict[str, Any]] = []
     if response.reasoning:
         thought = {"type": "reasoning_text", "text": response.reasoning}
-        items.append({"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": [thought], **done})
+        items.append(
+            {"id": f"rs_{number}", "type": "reasoning", "summary": [], "content": [thought], **done}
+        )
     if response.text or not response.calls:
         text = {"type": "output_text", "text": response.text, "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{number}", "type": "message", "role": "assistant", "content": [text], **done})
+        items.append(
+            {
+                "id": f"msg_{number}",
+                "type": "message",
+                "role": "assistant",
+                "content": [text],
+                **done,
+            }
+        )
     for index, call in enumerate(message.get("tool_calls", ())):
         name, arguments = call["function"]["name"], call["function"]["arguments"]
         item = {"id": f"fc_{number}_{index}", "call_id": call["id"], **done}

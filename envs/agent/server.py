@@ -1,9 +1,10 @@
-"""The HTTP server that stands in for the model's API; one per process, for the agents of all its episodes.
+"""The HTTP server that stands in for the model's API; one per process, for the agents of all its
+episodes.
 
-It speaks OpenAI's two APIs and Anthropic's on a port of this machine and on a Unix socket, for programs in a sandbox.
-The API key of a request identifies its episode. A connection belongs to an episode from its first request with that
-episode's key on. Until then nothing is read from it but headers, and the oldest such connection is closed when there
-are too many.
+It speaks OpenAI's two APIs and Anthropic's on a port of this machine and on a Unix socket, for
+programs in a sandbox. The API key of a request identifies its episode. A connection belongs to an
+episode from its first request with that episode's key on. Until then nothing is read from it but
+headers, and the oldest such connection is closed when there are too many.
 """
 
 import asyncio
@@ -33,9 +34,11 @@ MAX_CONNECTIONS = 128
 MAX_HEADER = 2048
 """Characters in the first line of a request and in each of its headers."""
 RECEIVED_BYTES = 8192
-"""Most that is received from a connection before it is the next one's turn; asyncio's own 256 KiB may take 0.1 s."""
+"""Most that is received from a connection before it is the next one's turn; asyncio's own 256 KiB
+may take 0.1 s."""
 LINGER_S = 2.0
-"""Seconds in which the rest of a refused request is discarded, so that its client reads the reply."""
+"""Seconds in which the rest of a refused request is discarded, so that its client reads the
+reply."""
 IDLE_S = 30.0
 """Seconds in which a connection must send the headers of its next request."""
 BODY_S = 30.0
@@ -68,7 +71,9 @@ class Listener(web.Server):
             del self._unknown[oldest]
             oldest.force_close()
 
-    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+    def connection_lost(
+        self, handler: web.RequestHandler, exc: BaseException | None = None
+    ) -> None:
         super().connection_lost(handler, exc)
         self._unknown.pop(handler, None)
         if (owner := self._owners.pop(handler, None)) is not None:
@@ -79,7 +84,9 @@ class Listener(web.Server):
         if (owner := self._owners.get(handler)) is session:
             return
         if session.connections >= MAX_CONNECTIONS:
-            raise RequestError(f"{MAX_CONNECTIONS} connections of this program are open already", 429)
+            raise RequestError(
+                f"{MAX_CONNECTIONS} connections of this program are open already", 429
+            )
         session.connections += 1
         if owner is not None:
             owner.connections -= 1
@@ -88,7 +95,8 @@ class Listener(web.Server):
 
 
 async def read_body(http: web.BaseRequest, session: Session) -> bytearray:
-    """Read a request's body; its bytes stay counted in `session.unread`. Raises RequestError for what it refuses."""
+    """Read a request's body; its bytes stay counted in `session.unread`. Raises RequestError for
+    what it refuses."""
     if http.content_length is None:
         raise RequestError("the request has no Content-Length", 411)
     if http.headers.get("Content-Encoding", "identity") != "identity":
@@ -115,9 +123,11 @@ async def read_body(http: web.BaseRequest, session: Session) -> bytearray:
 PATIENCE_S = 15.0
 """Seconds between the bytes that keep a waiting client from timing out."""
 ACCEPTED = 8
-"""Connections accepted at a time, far fewer than `MAX_UNKNOWN`, so that a flood leaves time to read each one's key."""
+"""Connections accepted at a time, far fewer than `MAX_UNKNOWN`, so that a flood leaves time to read
+each one's key."""
 QUEUED = 1024
-"""Connections that the kernel keeps until then; the clients of others would try again after seconds."""
+"""Connections that the kernel keeps until then; the clients of others would try again after
+seconds."""
 START_S = 30.0
 THREAD_HEADER = "x-agent-thread"
 """With this header, an agent names its threads itself."""
@@ -179,7 +189,8 @@ class ModelServer:
         tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
         for listening in (tcp, unix):
-            # asyncio accepts as many at a time as it lets the kernel keep, so the kernel is told afterwards.
+            # asyncio accepts as many at a time as it lets the kernel keep, so the kernel is told
+            # afterwards.
             await web.SockSite(runner, listening, backlog=ACCEPTED).start()
             listening.listen(QUEUED)
         self.socket.chmod(0o666)
@@ -200,9 +211,15 @@ class ModelServer:
             return await self._answer(api, http, session)
         except RequestError as error:
             session.refuse(str(error))
-            return _refused(api, error) if http.content_length is not None else await _dismissed(api, http, error)
+            return (
+                _refused(api, error)
+                if http.content_length is not None
+                else await _dismissed(api, http, error)
+            )
 
-    async def _answer(self, api: Api, http: web.BaseRequest, session: Session) -> web.StreamResponse:
+    async def _answer(
+        self, api: Api, http: web.BaseRequest, session: Session
+    ) -> web.StreamResponse:
         match http.method, http.path:
             case "POST", "/v1/messages/count_tokens":
                 return web.json_response({"input_tokens": (await _read(api, http, session)).tokens})
@@ -227,13 +244,21 @@ class ModelServer:
 
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     body = await read_body(http, session)
-    thread, compacts = http.headers.get(THREAD_HEADER, ""), http.headers.get(COMPACTION_HEADER, "") in ("1", "true")
-    read = functools.partial(read_request, api.read, http.path, body, thread, compacts, session.max_bytes)
-    return await asyncio.shield(session.on_thread(read, len(body)))  # a client that leaves must not free its bytes
+    thread, compacts = (
+        http.headers.get(THREAD_HEADER, ""),
+        http.headers.get(COMPACTION_HEADER, "") in ("1", "true"),
+    )
+    read = functools.partial(
+        read_request, api.read, http.path, body, thread, compacts, session.max_bytes
+    )
+    return await asyncio.shield(
+        session.on_thread(read, len(body))
+    )  # a client that leaves must not free its bytes
 
 
 async def _respond(api: Api, http: web.BaseRequest, waiting: Waiting) -> web.StreamResponse:
-    """Wait for the answer and write it. Spaces before JSON, and pings in a stream, keep the client from timing out."""
+    """Wait for the answer and write it. Spaces before JSON, and pings in a stream, keep the client
+    from timing out."""
     streams = waiting.request.streams
     response = web.StreamResponse()
     response.content_type = "text/event-stream" if streams else "application/json"
@@ -276,4 +301,5 @@ def _refused(api: Api, error: RequestError) -> web.Response:
 
 
 model_server = per_process(ModelServer)
-"""Returns this process's server, started by the first call; raises EnvironmentFault if that fails."""
+"""Returns this process's server, started by the first call; raises EnvironmentFault if that
+fails."""

@@ -1,6 +1,7 @@
 """The requests of one episode's program, in order of arrival, and the answers that it gets.
 
-Everything here runs on the event loop of the server. A request waits until the model has answered those before it.
+Everything here runs on the event loop of the server. A request waits until the model has answered
+those before it.
 """
 
 import asyncio
@@ -18,7 +19,8 @@ from envs.json_text import short
 MAX_BYTES = 4 << 20
 """What the unanswered requests of one program may have together, by default."""
 PAUSE = 4.0
-"""Seconds without reading per second of reading, because Python runs nothing else while it parses JSON."""
+"""Seconds without reading per second of reading, because Python runs nothing else while it parses
+JSON."""
 MAX_THREADS = 64
 """Threads that have a number to themselves; all further ones share the last number."""
 MAX_WAITING = 64
@@ -40,7 +42,11 @@ class End:
     @property
     def words(self) -> str:
         """Return how the program ended, as part of a sentence."""
-        how = f"was stopped ({self.stopped} limit)" if self.stopped else f"ended with exit code {self.exit_code}"
+        how = (
+            f"was stopped ({self.stopped} limit)"
+            if self.stopped
+            else f"ended with exit code {self.exit_code}"
+        )
         last_line = self.output.strip().rpartition("\n")[2].strip()
         return f"{how}; its last line: {last_line[:300]}" if last_line else how
 
@@ -97,15 +103,22 @@ class Session:
         self._closed = False
 
     def check_room(self, size: int) -> None:
-        """Check that `size` more bytes may be read; raises RequestError if the budget is used up."""
+        """Check that `size` more bytes may be read; raises RequestError if the budget is used
+        up."""
         limit = f"{self.max_bytes / (1 << 20):g} MiB (env.request_mb)"
         if size > self.max_bytes:
             raise RequestError(f"the request has more than {limit}", 413)
-        if size + self.unread + sum(waiting.request.size for waiting in self._queue) > self.max_bytes:
-            raise RequestError(f"the unanswered requests of this program have more than {limit}", 429)
+        if (
+            size + self.unread + sum(waiting.request.size for waiting in self._queue)
+            > self.max_bytes
+        ):
+            raise RequestError(
+                f"the unanswered requests of this program have more than {limit}", 429
+            )
 
     async def on_thread(self, read: Callable[[], Request], size: int) -> Request:
-        """Read a request of `size` bytes on a thread; one at a time, with pauses in proportion to what it took."""
+        """Read a request of `size` bytes on a thread; one at a time, with pauses in proportion to
+        what it took."""
         cost = 0.0
 
         def measured() -> Request:
@@ -124,15 +137,22 @@ class Session:
             asyncio.get_running_loop().call_later(PAUSE * cost, self._reader.release)
 
     def arrive(self, request: Request) -> Waiting:
-        """Queue a request, or return the equal one whose answer was not received; raises RequestError."""
+        """Queue a request, or return the equal one whose answer was not received; raises
+        RequestError."""
         if self._closed:
             raise RequestError("the episode is over", 503)
         if not any(fnmatch.fnmatchcase(request.model, name) for name in self.models):
             known = ", ".join(self.models)
-            raise RequestError(f"there is no model {short(request.model)} here, only {known} (env.models)", 404)
-        others = [known for known in (self._answered, self.current, *self._queue) if known is not None]
+            raise RequestError(
+                f"there is no model {short(request.model)} here, only {known} (env.models)", 404
+            )
+        others = [
+            known for known in (self._answered, self.current, *self._queue) if known is not None
+        ]
         for known in others:
-            is_lost = not known.delivered and not known.connections  # its client is gone, without its answer
+            is_lost = (
+                not known.delivered and not known.connections
+            )  # its client is gone, without its answer
             if is_lost and known.request.digest == request.digest:
                 self.counts["retries"] += 1
                 return known
@@ -169,7 +189,8 @@ class Session:
         self._news.set()
 
     async def exchange(self, answer: Response | None, seconds: float) -> Waiting | None:
-        """Answer the current request, if there is one, and return the next; None if none comes in time.
+        """Answer the current request, if there is one, and return the next; None if none comes in
+        time.
 
         Raises EnvironmentFault for a flood of refused requests.
         """
@@ -177,7 +198,9 @@ class Session:
             assert self.current is not None
             self._answered, self.current = self.current, None
             self._answered.answer = answer
-            self._answered.request = replace(self._answered.request, messages=(), tools=())  # a retry needs neither
+            self._answered.request = replace(
+                self._answered.request, messages=(), tools=()
+            )  # a retry needs neither
             self._answered.done.set()
         deadline = asyncio.get_running_loop().time() + seconds
         while True:
@@ -190,12 +213,16 @@ class Session:
                 self.current = self._queue.popleft()
                 answered = self._answered
                 if answered is not None and not answered.delivered and not answered.connections:
-                    self.counts["lost_answers"] += 1  # another request came before the last answer was received
+                    self.counts["lost_answers"] += (
+                        1  # another request came before the last answer was received
+                    )
                     self._answered = None
                 return self.current
             self._news.clear()
             try:
-                await asyncio.wait_for(self._news.wait(), deadline - asyncio.get_running_loop().time())
+                await asyncio.wait_for(
+                    self._news.wait(), deadline - asyncio.get_running_loop().time()
+                )
             except TimeoutError:
                 return None
 

@@ -1,4 +1,5 @@
-"""SWE tasks for agents: `prepare` writes the repository into the folder, `grade` judges it as `envs.swe` does.
+"""SWE tasks for agents: `prepare` writes the repository into the folder, `grade` judges it as
+`envs.swe` does.
 
 `env.options` in the YAML are the settings of `envs.swe`; a task is an instance id.
 """
@@ -20,7 +21,8 @@ def prepare(run: AgentRun) -> str:
 
 
 def grade(run: AgentRun) -> float:
-    """Return 1 if the required tests pass in what the agent left, else 0; the share that passes with `dense_reward`."""
+    """Return 1 if the required tests pass in what the agent left, else 0; the share that passes
+    with `dense_reward`."""
     env = _task(run)
     pristine, plan = env.prepare()
     return env.reward(evaluate(env.instance, pristine, run.folder, env.judge, plan))

@@ -1,7 +1,8 @@
 """ALFWorld: household tasks in text, from its downloaded data set.
 
-A command is valid if the game accepts it in the current state; any other is replaced by `look`. A game of the data set
-lies at `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`. The preset `verl_agent` plays by verl-agent's rules instead.
+A command is valid if the game accepts it in the current state; any other is replaced by `look`. A
+game of the data set lies at `json_2.1.1/SPLIT/FAMILY-.../TRIAL/game.tw-pddl`. The preset
+`verl_agent` plays by verl-agent's rules instead.
 """
 
 import functools
@@ -20,7 +21,14 @@ from envs.alfworld.verl_agent import WIN, load_templates, read_answer, write_pro
 from envs.base import Observation, StepInfo, describe_task, read_env_settings
 from envs.errors import ConfigError
 from envs.loading import import_extra
-from envs.text_game import CommandGame, Frame, GameSettings, PlannedGame, clean_command, list_commands
+from envs.text_game import (
+    CommandGame,
+    Frame,
+    GameSettings,
+    PlannedGame,
+    clean_command,
+    list_commands,
+)
 
 FAMILIES = (
     "pick_and_place_simple",
@@ -42,8 +50,9 @@ class ALFWorldSettings(GameSettings):
     no_pictures = "ALFWorld has no pictures here"
 
     preset: Literal["verlog", "balrog", "verl_agent"] = "verlog"  # pyright: ignore[reportIncompatibleVariableOverride]
-    """Defaults: `verlog` for training, `balrog` to measure as BALROG does. Keys that you set yourself win over both.
-    `verl_agent` plays with the prompts, rules and rewards of verl-agent (docs/games.md)."""
+    """Defaults: `verlog` for training, `balrog` to measure as BALROG does. Keys that you set
+    yourself win over both. `verl_agent` plays with the prompts, rules and rewards of verl-agent
+    (docs/games.md)."""
     verl_agent: str | None = None
     """Folder of a checkout of verl-agent, from which the preset `verl_agent` reads the prompts."""
     data_path: str | None = None
@@ -58,10 +67,14 @@ class ALFWorldSettings(GameSettings):
         if self.preset != "verl_agent":
             return self
         if self.verl_agent is None:
-            raise ConfigError("env.verl_agent is null; for preset verl_agent, set it to a checkout of verl-agent")
+            raise ConfigError(
+                "env.verl_agent is null; for preset verl_agent, set it to a checkout of verl-agent"
+            )
         for key in ("prompt_template", "show_time_left"):
             if getattr(self, key):
-                raise ConfigError(f"env.{key} would change verl-agent's prompts; remove it for preset verl_agent")
+                raise ConfigError(
+                    f"env.{key} would change verl-agent's prompts; remove it for preset verl_agent"
+                )
         return self
 
 
@@ -76,13 +89,18 @@ class ALFWorld(PlannedGame, CommandGame):
     def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self._families = task, seed, find_families(task)
-        data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")  # which the import of alfworld sets
+        data_path = settings.data_path or os.environ.get(
+            "ALFWORLD_DATA"
+        )  # which the import of alfworld sets
         note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
         self._engine = import_extra("envs.alfworld.player", "ALFWorld", "alfworld", note)
         self._root = (Path(data_path) if data_path else _DEFAULT_ROOT).expanduser()
         if not (self._root / "json_2.1.1").is_dir():
             where = "set env.data_path or ALFWORLD_DATA to the data set, or run alfworld-download"
-            raise ConfigError(f"ALFWorld's data set is not in {self._root}, which has no folder json_2.1.1; {where}")
+            raise ConfigError(
+                f"ALFWorld's data set is not in {self._root}, which has no folder json_2.1.1; "
+                f"{where}"
+            )
         self._player: Any = None
 
     def start(self) -> Frame:
@@ -120,7 +138,8 @@ class ALFWorld(PlannedGame, CommandGame):
         )
 
     def plan(self) -> list[str]:
-        """Return the commands of the game's planner, which knows hidden objects; empty if it finds no way to win."""
+        """Return the commands of the game's planner, which knows hidden objects; empty if it finds
+        no way to win."""
         return self._player.plan()
 
     def close(self) -> None:
@@ -147,7 +166,8 @@ class VerlAgentALFWorld(ALFWorld):
         return super().start()
 
     def _load_game(self) -> Mapping[str, Any]:
-        """Return the game that a verl-agent worker with this seed validates with first; in `train`, any game."""
+        """Return the game that a verl-agent worker with this seed validates with first; in `train`,
+        any game."""
         if self.settings.split == "train":
             game = super()._load_game()
         else:
@@ -171,7 +191,9 @@ class VerlAgentALFWorld(ALFWorld):
         return self._action if self._valid else None, self._send(self._action)
 
     def _pay(self, reward: float, valid: bool) -> float:
-        return (1.0 if self.settings.binary_reward else WIN) * reward - (0.0 if valid else self.settings.format_penalty)
+        return (1.0 if self.settings.binary_reward else WIN) * reward - (
+            0.0 if valid else self.settings.format_penalty
+        )
 
     def render_prompt(self) -> str:
         return ""
@@ -202,28 +224,35 @@ DEFAULT_TASK = "all"
 
 
 def find_families(task: str) -> tuple[str, ...]:
-    """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for an unknown name."""
+    """Return the families of `all`, of a family, or of the beginning of one; raises ConfigError for
+    an unknown name."""
     if task == "all":
         return FAMILIES
     matches = tuple(family for family in FAMILIES if task and family.startswith(task))
     if len(matches) == 1:
         return matches
-    raise ConfigError(f"ALFWorld has no task {task!r}; there are all, {', '.join(matches or FAMILIES)}")
+    raise ConfigError(
+        f"ALFWorld has no task {task!r}; there are all, {', '.join(matches or FAMILIES)}"
+    )
 
 
 @functools.cache
 def list_games(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return all games in one fixed shuffled order, without movable receptacles and slicing, as ALFWorld does."""
+    """Return all games in one fixed shuffled order, without movable receptacles and slicing, as
+    ALFWorld does."""
     folder = root / "json_2.1.1" / split
     found = [game for family in families for game in folder.glob(f"{family}-*/*/game.tw-pddl")]
-    games = sorted(game for game in found if "movable" not in str(game) and "Sliced" not in str(game))
+    games = sorted(
+        game for game in found if "movable" not in str(game) and "Sliced" not in str(game)
+    )
     random.Random(0).shuffle(games)
     return tuple(games)
 
 
 @functools.cache
 def list_solvable(root: Path, split: str, families: tuple[str, ...]) -> tuple[Path, ...]:
-    """Return the solvable games in the order in which ALFWorld's loader meets them, which this disk decides."""
+    """Return the solvable games in the order in which ALFWorld's loader meets them, which this disk
+    decides."""
     known = set(list_games(root, split, families))
     games = []
     for folder, _, _ in os.walk(root / "json_2.1.1" / split, topdown=False):
@@ -234,7 +263,8 @@ def list_solvable(root: Path, split: str, families: tuple[str, ...]) -> tuple[Pa
 
 
 def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> dict[str, Any]:
-    """Read the seed's game, or the next solvable one; raises ConfigError if none is solvable or the file is damaged."""
+    """Read the seed's game, or the next solvable one; raises ConfigError if none is solvable or the
+    file is damaged."""
     games = list_games(root, split, families)
     for offset in range(len(games)):
         data = read_game(games[(seed + offset) % len(games)])
@@ -246,12 +276,18 @@ def load_game(root: Path, split: str, families: tuple[str, ...], seed: int) -> d
 def read_game(path: Path) -> dict[str, Any]:
     """Return the game of a file, and its `family`; raises ConfigError if the file is damaged."""
     try:
-        return {**json.loads(path.read_text(encoding="utf-8")), "family": path.parts[-3].partition("-")[0]}
+        return {
+            **json.loads(path.read_text(encoding="utf-8")),
+            "family": path.parts[-3].partition("-")[0],
+        }
     except (OSError, TypeError, ValueError) as error:
-        raise ConfigError(f"the ALFWorld game {path} cannot be read ({error}); download it again") from error
+        raise ConfigError(
+            f"the ALFWorld game {path} cannot be read ({error}); download it again"
+        ) from error
 
 
 def _refuse(root: Path, split: str, families: tuple[str, ...]) -> NoReturn:
     raise ConfigError(
-        f"no solvable game of {', '.join(families)} in {root / 'json_2.1.1' / split}; run alfworld-download"
+        f"no solvable game of {', '.join(families)} in {root / 'json_2.1.1' / split}; run "
+        "alfworld-download"
     )

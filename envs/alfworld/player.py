@@ -1,4 +1,5 @@
-"""Plays one ALFWorld game: sends commands, returns text and outcome, and plans with the game's planner."""
+"""Plays one ALFWorld game: sends commands, returns text and outcome, and plans with the game's
+planner."""
 
 import contextlib
 import copy
@@ -16,17 +17,21 @@ from textworld.envs import PddlEnv
 from textworld.envs.pddl import textgen
 
 _translating = threading.Lock()
-# Each holds a copy of the planner's library. Unloading one crashes the interpreter at exit, so they are reused.
+# Each holds a copy of the planner's library. Unloading one crashes the interpreter at exit, so they
+# are reused.
 _idle: list[PddlEnv] = []
 
 
 def _cached(parse: Callable[..., Any]) -> Callable[..., Any]:
     """Parse each piece of grammar once, and return a copy, since callers modify the result."""
     parsed = functools.lru_cache(maxsize=4096)(parse)
-    return functools.wraps(parse)(lambda *texts, **options: copy.deepcopy(parsed(*texts, **options)))
+    return functools.wraps(parse)(
+        lambda *texts, **options: copy.deepcopy(parsed(*texts, **options))
+    )
 
 
-# textworld parses the same few dozen pieces again for every command, which takes half of a step's time.
+# textworld parses the same few dozen pieces again for every command, which takes half of a step's
+# time.
 if not hasattr(textgen._parse_and_convert, "__wrapped__"):
     textgen._parse_and_convert = _cached(textgen._parse_and_convert)
 
@@ -61,7 +66,8 @@ class Player:
         return _moment(self._env.step(command)[0])
 
     def plan(self) -> list[str]:
-        """Return commands that win from here, found by textworld's planner; empty if there are none."""
+        """Return commands that win from here, found by textworld's planner; empty if there are
+        none."""
         return self._pddl._pddl_state.replan(self._pddl._entity_infos)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """verl-agent's protocol for ALFWorld: prompts from the user's checkout, and what an answer means.
 
-The templates are read from the checkout's source and never run. Everything else is restated here; docs/games.md names
-the place in verl-agent of each rule.
+The templates are read from the checkout's source and never run. Everything else is restated here;
+docs/games.md names the place in verl-agent of each rule.
 """
 
 import ast
@@ -16,7 +16,9 @@ from envs.errors import ConfigError
 PROMPTS = "agent_system/environments/prompts/alfworld.py"
 FIRST, LATER = "ALFWORLD_TEMPLATE_NO_HIS", "ALFWORLD_TEMPLATE"
 _NOW = frozenset({"current_observation", "admissible_actions"})
-_PAST = frozenset({"task_description", "step_count", "history_length", "action_history", "current_step"})
+_PAST = frozenset(
+    {"task_description", "step_count", "history_length", "action_history", "current_step"}
+)
 PLACEHOLDERS = {FIRST: _NOW, LATER: _NOW | _PAST}
 HISTORY = 2
 """Past steps that a prompt shows."""
@@ -29,7 +31,8 @@ _TAIL = 30
 
 @functools.cache
 def load_templates(checkout: Path) -> dict[str, str]:
-    """Return the two templates of a checkout of verl-agent; raises ConfigError if one is missing or has changed."""
+    """Return the two templates of a checkout of verl-agent; raises ConfigError if one is missing or
+    has changed."""
     path = checkout.expanduser() / PROMPTS
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -43,25 +46,33 @@ def load_templates(checkout: Path) -> dict[str, str]:
                 found[name] = template
     for name, wanted in PLACEHOLDERS.items():
         if name not in found:
-            raise ConfigError(f"env.verl_agent: {path} assigns no text to {name}; use a checkout that does")
+            raise ConfigError(
+                f"env.verl_agent: {path} assigns no text to {name}; use a checkout that does"
+            )
         fields = (field for _, field, _, _ in string.Formatter().parse(found[name]))
         has = frozenset(field for field in fields if field is not None)
         if has != wanted:
             needed, present = ", ".join(sorted(wanted)), ", ".join(sorted(has)) or "none"
             raise ConfigError(
-                f"env.verl_agent: {name} in {path} must have the placeholders {needed}, but has {present}; use a "
-                "checkout whose template has them"
+                f"env.verl_agent: {name} in {path} must have the placeholders {needed}, but has "
+                f"{present}; use a checkout whose template has them"
             )
     return {name: found[name] for name in PLACEHOLDERS}
 
 
 def write_prompt(
-    templates: dict[str, str], past: Sequence[tuple[str, str]], observation: str, commands: Sequence[str]
+    templates: dict[str, str],
+    past: Sequence[tuple[str, str]],
+    observation: str,
+    commands: Sequence[str],
 ) -> str:
-    """Return the whole prompt of a turn; `past` has the observation and the action of each turn before."""
+    """Return the whole prompt of a turn; `past` has the observation and the action of each turn
+    before."""
     now = {
         "current_observation": observation,
-        "admissible_actions": "\n ".join(f"'{command}'" for command in commands if command != "help"),
+        "admissible_actions": "\n ".join(
+            f"'{command}'" for command in commands if command != "help"
+        ),
     }
     if not past:
         return templates[FIRST].format(**now)
@@ -81,9 +92,11 @@ def write_prompt(
 
 
 def read_answer(response: str) -> tuple[str, bool, tuple[int, int] | None]:
-    """Return the text that the game gets, whether the answer's form is valid, and the text's place in the response.
+    """Return the text that the game gets, whether the answer's form is valid, and the text's place
+    in the response.
 
-    The text is what the first pair of action tags holds, whatever the game makes of it, else the end of the response.
+    The text is what the first pair of action tags holds, whatever the game makes of it, else the
+    end of the response.
     """
     lowered = response.lower()
     start, end = lowered.find("<action>") + len("<action>"), lowered.find("</action>")

@@ -1,12 +1,13 @@
 """BabaIsAI as a text game: BALROG's 40 tasks, without the original package.
 
-Text, rewards and endings equal BALROG's for the same seed and actions, with two exceptions. When no YOU rule is left,
-BALROG prints a Python object; this game says so in a sentence and shows the next level. And the 100th step is
-`truncated` unless `preset: balrog` is set; BALROG reports `terminated`, as after a loss.
+Text, rewards and endings equal BALROG's for the same seed and actions, with two exceptions. When no
+YOU rule is left, BALROG prints a Python object; this game says so in a sentence and shows the next
+level. And the 100th step is `truncated` unless `preset: balrog` is set; BALROG reports
+`terminated`, as after a loss.
 
-The scripted player, for demonstrations and to check that levels can be won, is a best-first search over pushes. A node
-is a world right after a push. Walking without a push does not change the world, so only pushes branch. Worlds with
-several YOU things or with `noun is noun` rules are not searched.
+The scripted player, for demonstrations and to check that levels can be won, is a best-first search
+over pushes. A node is a world right after a push. Walking without a push does not change the world,
+so only pushes branch. Worlds with several YOU things or with `noun is noun` rules are not searched.
 """
 
 import heapq
@@ -35,7 +36,8 @@ YOU_BROKEN = "The [...] IS YOU rule was broken, so nothing could move and the le
 Plan = list[str]
 """Moves that win."""
 _GUIDANCE = 3
-"""Weight of the estimated remaining distance against the steps made; above 1 is faster, with longer plans."""
+"""Weight of the estimated remaining distance against the steps made; above 1 is faster, with longer
+plans."""
 _FAR = 30
 """Distance assumed if no block could complete a win rule."""
 _LOCKED = 6
@@ -52,7 +54,8 @@ class BabaIsAISettings(GameSettings):
 class BabaIsAI(PlannedGame):
     """One BabaIsAI episode. Breaking the last YOU rule leads to the next level of the same seed.
 
-    That level has all its steps, so only the run's `max_turns` bounds an episode that breaks one rule after another.
+    That level has all its steps, so only the run's `max_turns` bounds an episode that breaks one
+    rule after another.
     """
 
     settings: BabaIsAISettings
@@ -103,7 +106,8 @@ class BabaIsAI(PlannedGame):
         return words if words in ACTIONS else None
 
     def explain(self) -> str:
-        """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next push."""
+        """Return the reasoning behind `advice`: what wins, where it is, and the purpose of the next
+        push."""
         winners = [noun for noun, prop in self.world.rules.listed if prop == "win"]
         goal = f"{winners[0]} is win, but I see none." if winners else "Nothing is win yet."
         for noun in reversed(winners):
@@ -119,7 +123,8 @@ class BabaIsAI(PlannedGame):
         return np.asarray(draw_world(self.world))
 
     def plan(self) -> Plan:
-        """Return moves that win from here. The rest of the plan is kept for the state after its first move."""
+        """Return moves that win from here. The rest of the plan is kept for the state after its
+        first move."""
         world = self.world
         here = tuple(world.cells)
         if here not in self._plans:
@@ -137,17 +142,22 @@ class BabaIsAI(PlannedGame):
         self._turns = self._whole_way = 0
         self._plans.clear()
         if not self._look():
-            raise EnvironmentFault(f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level")
+            raise EnvironmentFault(
+                f"BabaIsAI task {self.task!r}, seed {self.seed}: nothing is YOU in the drawn level"
+            )
 
     def _look(self) -> bool:
-        """Describe the world in `_text`; False, leaving the old text, if no YOU thing is visible."""
+        """Describe the world in `_text`; False, leaving the old text, if no YOU thing is
+        visible."""
         speaker = self.world.find_speaker()
         if speaker is not None:
             self._text = describe(self.world, speaker)
         return speaker is not None
 
     def _frame(self, text: str, **outcome: Any) -> Frame:
-        return Frame(long_term=text, image=draw_world(self.world) if self.settings.vlm else None, **outcome)
+        return Frame(
+            long_term=text, image=draw_world(self.world) if self.settings.vlm else None, **outcome
+        )
 
 
 SETTINGS = BabaIsAISettings
@@ -158,7 +168,8 @@ explain_action = BabaIsAI.explain
 
 
 def describe(world: World, speaker: tuple[int, int]) -> str:
-    """List the active rules, then every visible thing and text block row by row, offset from the speaker's (x, y)."""
+    """List the active rules, then every visible thing and text block row by row, offset from the
+    speaker's (x, y)."""
     x0, y0 = speaker
     lines = []
     for index, x, y in world.interior:
@@ -171,7 +182,8 @@ def describe(world: World, speaker: tuple[int, int]) -> str:
 
 @cache
 def _describe_piece(label: str, dx: int, dy: int) -> str:
-    """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say "step"."""
+    """Return one line, blank for the speaker. BALROG compares signed offsets, so left and up say
+    "step"."""
     right = "steps to the right" if dx > 1 else "step to the right"
     down = "steps down" if dy > 1 else "step down"
     place = offset_in_words(dx, dy, ("step to the left", right, "step up", down), " and ")
@@ -186,7 +198,12 @@ def _purpose(world: World, plan: Plan) -> str:
         x, y = world.find_speaker() or (0, 0)
         dx, dy = DIRECTIONS[move]
         ahead = world.top(x + dx, y + dy)
-        if not pushed and ahead is not None and ahead.label is not None and world.rules.moves_when_pushed(ahead):
+        if (
+            not pushed
+            and ahead is not None
+            and ahead.label is not None
+            and world.rules.moves_when_pushed(ahead)
+        ):
             pushed = f"{'I walk to where I can push' if number else 'I push'} {ahead.label} {towards(move)}"
         world.step(move)
         now = set(world.rules.listed)
@@ -226,10 +243,13 @@ def find_plan(world: World, max_nodes: int = 4000) -> Plan | None:
 
 
 def _locate_you(world: World) -> int | None:
-    """Return the index of the only visible YOU thing; None unless there is one, and no thing turns into another."""
+    """Return the index of the only visible YOU thing; None unless there is one, and no thing turns
+    into another."""
     if world.rules.swaps:
         return None
-    places = [index for index, top in world.tops() if top.kind == "thing" and top.name in world.rules.you]
+    places = [
+        index for index, top in world.tops() if top.kind == "thing" and top.name in world.rules.you
+    ]
     return places[0] if len(places) == 1 else None
 
 
@@ -240,7 +260,8 @@ def _without(world: World, place: int) -> World:
 
 
 def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
-    """Return shortest paths to all cells reachable without a push, and the path to a win if there is one."""
+    """Return shortest paths to all cells reachable without a push, and the path to a win if there
+    is one."""
     rules, cells = world.rules, world.cells
     paths: dict[int, Plan] = {start: []}
     queue = [start]
@@ -258,8 +279,11 @@ def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
     return paths, None
 
 
-def _pushes(world: World, start: int, paths: dict[int, Plan]) -> Iterator[tuple[Plan, World, int | None, bool]]:
-    """Yield all possible pushes: (moves, world afterwards, index of YOU or None if the search ends there, won)."""
+def _pushes(
+    world: World, start: int, paths: dict[int, Plan]
+) -> Iterator[tuple[Plan, World, int | None, bool]]:
+    """Yield all possible pushes: (moves, world afterwards, index of YOU or None if the search ends
+    there, won)."""
     you = world.cells[start][-1]
     floor = _without(world, start)
     for place, path in paths.items():

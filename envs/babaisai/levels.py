@@ -1,7 +1,7 @@
 """The 40 tasks of BALROG, and their levels: where the rules, things and distractors lie.
 
-Random numbers are drawn from NumPy's legacy generator in the order of the published baba-is-ai environment (MIT), so
-the same seed gives the same level in both.
+Random numbers are drawn from NumPy's legacy generator in the order of the published baba-is-ai
+environment (MIT), so the same seed gives the same level in both.
 """
 
 from dataclasses import dataclass, replace
@@ -64,13 +64,16 @@ TASKS: dict[str, Task] = {
     },
     "two_room-make_you": Task("make_you", **_FAR),
     "two_room-make_you-make_win": Task("make_you", break_win=True, **_FAR),
-    "two_room-make_wall_win": Task("make_wall_win", break_win=True, **{**_FAR, "spare_noun": "absent"}),
+    "two_room-make_wall_win": Task(
+        "make_wall_win", break_win=True, **{**_FAR, "spare_noun": "absent"}
+    ),
 }
 """Tasks by short name; BALROG's names have the prefix `env/`."""
 
 
 def find_task(name: str) -> Task:
-    """Return the task with this short name or BALROG name; raises ConfigError for an unknown one."""
+    """Return the task with this short name or BALROG name; raises ConfigError for an unknown
+    one."""
     short = name.removeprefix("env/")
     examples = f"there are {len(TASKS)}, such as {', '.join(_BASES)}"
     check_known(short, TASKS, f"unknown BabaIsAI task {name!r}", examples, cutoff=0.4)
@@ -95,7 +98,11 @@ class Area(NamedTuple):
 # Two rooms of 13 x 9 with the dividing wall at x = 6.
 _LEFT_PUSHABLE, _RIGHT_PUSHABLE = Area(2, 3, 4, 3), Area(7, 3, 4, 3)
 _LEFT_NARROW, _RIGHT_NARROW = Area(2, 3, 3, 3), Area(8, 3, 3, 3)
-_SIDES = {"left_anywhere": Area(1, 1, 4, 7), "right_anywhere": Area(7, 2, 4, 7), "anywhere": Area(1, 2, 11, 7)}
+_SIDES = {
+    "left_anywhere": Area(1, 1, 4, 7),
+    "right_anywhere": Area(7, 2, 4, 7),
+    "anywhere": Area(1, 2, 11, 7),
+}
 _DIVIDE = 6
 _RIGHT_EDGES: list[Position] = [(11, y) for y in range(2, 7)] + [(x, 7) for x in range(11, 7, -1)]
 """Cells from which a block cannot be pushed into a rule."""
@@ -162,8 +169,11 @@ def _one_room(task: Task, rng: np.random.RandomState) -> World:
     return build.world
 
 
-def _divided(rng: np.random.RandomState, you: Position, stop: Position) -> tuple[_Builder, Piece, Piece, Piece]:
-    """Draw three things; build two rooms with the rules of baba (at `you`), wall (at `stop`) and the first thing."""
+def _divided(
+    rng: np.random.RandomState, you: Position, stop: Position
+) -> tuple[_Builder, Piece, Piece, Piece]:
+    """Draw three things; build two rooms with the rules of baba (at `you`), wall (at `stop`) and
+    the first thing."""
     build = _Builder(13, 9, rng)
     for y in range(1, 8):
         build.world.put(thing("wall"), _DIVIDE, y)

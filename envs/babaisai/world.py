@@ -1,8 +1,9 @@
 """The pieces, the rules that their text blocks form, the grid with its moves, and how it is drawn.
 
-The semantics are those of the published baba-is-ai environment (MIT), which BALROG uses. Three of them are unexpected:
-a cell is a stack of which only the top piece counts; with several YOU pieces the last one to move decides whether the
-step wins or loses; `noun is noun` covers a thing with the new one instead of removing it.
+The semantics are those of the published baba-is-ai environment (MIT), which BALROG uses. Three of
+them are unexpected: a cell is a stack of which only the top piece counts; with several YOU pieces
+the last one to move decides whether the step wins or loses; `noun is noun` covers a thing with the
+new one instead of removing it.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ def text_block(word: str) -> Piece:
 
 
 Cell = tuple[Piece, ...]
-"""Pieces stacked in one cell, top last; only the top one is visible and takes part in rules and moves."""
+"""Pieces stacked in one cell, top last; only the top one is visible and takes part in rules and
+moves."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Active rules in reading order: `listed` (noun, property) and `swaps` (noun, noun that replaces it).
+    """Active rules in reading order: `listed` (noun, property) and `swaps` (noun, noun that
+    replaces it).
 
     `you`, `win`, `lose`, `stop`, `push` hold the names of the things with that property.
     """
@@ -79,13 +82,20 @@ class Rules:
 
 
 @lru_cache(maxsize=4096)
-def make_rules(listed: tuple[tuple[str, str], ...], swaps: tuple[tuple[str, str], ...] = ()) -> Rules:
+def make_rules(
+    listed: tuple[tuple[str, str], ...], swaps: tuple[tuple[str, str], ...] = ()
+) -> Rules:
     """Build `Rules` from the rules read; equal input returns the same object."""
-    return Rules(listed, swaps, **{prop: frozenset(noun for noun, p in listed if p == prop) for prop in PROPERTIES})
+    return Rules(
+        listed,
+        swaps,
+        **{prop: frozenset(noun for noun, p in listed if p == prop) for prop in PROPERTIES},
+    )
 
 
 def read_rules(cells: Sequence[Cell], width: int) -> Rules:
-    """Read all `noun is property` and `noun is noun`; for each `is` in row order, rightwards, then downwards."""
+    """Read all `noun is property` and `noun is noun`; for each `is` in row order, rightwards, then
+    downwards."""
     listed: list[tuple[str, str]] = []
     swaps: list[tuple[str, str]] = []
     for index, cell in enumerate(cells):
@@ -102,7 +112,12 @@ def read_rules(cells: Sequence[Cell], width: int) -> Rules:
     return make_rules(tuple(listed), tuple(swaps))
 
 
-DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "right": (1, 0), "down": (0, 1), "left": (-1, 0)}
+DIRECTIONS: dict[str, tuple[int, int]] = {
+    "up": (0, -1),
+    "right": (1, 0),
+    "down": (0, 1),
+    "left": (-1, 0),
+}
 """(dx, dy) of each direction; y grows downwards."""
 
 
@@ -141,7 +156,8 @@ class World:
         return cell[-1] if cell else None
 
     def tops(self) -> Iterator[tuple[int, Piece]]:
-        """Yield the index and the visible piece of each cell that is not empty, without the border."""
+        """Yield the index and the visible piece of each cell that is not empty, without the
+        border."""
         for index, _, _ in self.interior:
             if self.cells[index]:
                 yield index, self.cells[index][-1]
@@ -166,7 +182,8 @@ class World:
         self.rules = read_rules(self.cells, self.width)
 
     def find_speaker(self) -> tuple[int, int] | None:
-        """Return the (x, y) of the first visible thing that the last YOU rule names; None if there is none."""
+        """Return the (x, y) of the first visible thing that the last YOU rule names; None if there
+        is none."""
         speaker = next((noun for noun, prop in reversed(self.rules.listed) if prop == "you"), None)
         for index, x, y in self.interior:
             cell = self.cells[index]
@@ -187,7 +204,12 @@ class World:
         self._text_moved = False
         for index, _, _ in self.interior:
             cell = self.cells[index]  # read here: an earlier mover may have changed it
-            if not cell or cell[-1].name not in you or cell[-1].kind != "thing" or cell[-1] in moved:
+            if (
+                not cell
+                or cell[-1].name not in you
+                or cell[-1].kind != "thing"
+                or cell[-1] in moved
+            ):
                 continue
             moved.add(cell[-1])
             outcome = self._move(index, stride)
@@ -229,7 +251,8 @@ _COLORS = {
 
 
 def draw_world(world: World) -> Any:
-    """Draw the top pieces as an RGB PIL image, 32 x 32 pixels per cell; raises as `import_pillow`."""
+    """Draw the top pieces as an RGB PIL image, 32 x 32 pixels per cell; raises as
+    `import_pillow`."""
     image = import_pillow().new("RGB", (world.width * TILE_PIXELS, world.height * TILE_PIXELS))
     for index, cell in enumerate(world.cells):
         if cell:
@@ -242,7 +265,8 @@ def draw_world(world: World) -> Any:
 
 @cache
 def _draw_tile(kind: Kind, word: str, color: tuple[int, int, int]) -> Any:
-    """Draw a thing as its name in a frame of its color, a text block as dark letters on a light ground."""
+    """Draw a thing as its name in a frame of its color, a text block as dark letters on a light
+    ground."""
     from PIL import Image, ImageDraw, ImageFont
 
     tile = Image.new("RGB", (TILE_PIXELS, TILE_PIXELS))
@@ -252,5 +276,7 @@ def _draw_tile(kind: Kind, word: str, color: tuple[int, int, int]) -> Any:
         return tile
     ground, letters = (None, color) if kind == "thing" else ((245, 225, 160), (30, 30, 30))
     pen.rectangle((1, 1, 30, 30), fill=ground, outline=letters, width=2)
-    pen.text((16, 16), word.upper(), fill=letters, anchor="mm", font=ImageFont.load_default(size=10))
+    pen.text(
+        (16, 16), word.upper(), fill=letters, anchor="mm", font=ImageFont.load_default(size=10)
+    )
     return tile

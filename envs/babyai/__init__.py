@@ -1,6 +1,8 @@
-"""BabyAI as a text game: BALROG's mixed local tasks, all levels that minigrid registers, and errands of chosen length.
+"""BabyAI as a text game: BALROG's mixed local tasks, all levels that minigrid registers, and
+errands of chosen length.
 
-Text, missions, rewards and endings equal BALROG's for the same seed and actions. `errands` is our own task.
+Text, missions, rewards and endings equal BALROG's for the same seed and actions. `errands` is our
+own task.
 """
 
 import os
@@ -30,8 +32,8 @@ _JOINED = {action.replace(" ", ""): action for action in ACTIONS}
 _ERRANDS = "errands"
 _ERRAND_TURNS = 100
 _PAR = 4.0
-"""Turns per errand at which the progression is 1. The scripted player needs 4.9 with one object in the room, so no
-player gets there, and the progression counts errands."""
+"""Turns per errand at which the progression is 1. The scripted player needs 4.9 with one object in
+the room, so no player gets there, and the progression counts errands."""
 _TILE_PIXELS = 16
 _RENDER_PIXELS = 32
 
@@ -42,7 +44,8 @@ class BabyAISettings(GameSettings):
     binary_reward: bool = True
     """Replace every positive reward by 1; minigrid's own reward falls with the number of steps."""
     num_dists: int | None = Field(None, ge=0)
-    """Distracting objects in the room; null for 0 in the mixed tasks and for the level's own number elsewhere."""
+    """Distracting objects in the room; null for 0 in the mixed tasks and for the level's own number
+    elsewhere."""
     pay_at_end: bool = False
     """`errands` only: pay for all errands when the time is up, instead of for each at once."""
 
@@ -90,42 +93,50 @@ class BabyAI(TextGame):
         return list(ACTIONS)[self._expert.advice()]
 
     def distance_left(self) -> float:
-        """Return 0 next to the mission's object, close to 1 in the far corner of the world; walls are ignored.
+        """Return 0 next to the mission's object, close to 1 in the far corner of the world; walls
+        are ignored.
 
         Raises ConfigError if the mission has several instructions.
         """
         description = getattr(self.game.instrs, "desc", None)
         if description is None:
             raise ConfigError(
-                f"env.shaping needs a mission with one object (go to, pick up, open), but {self.mission!r} has "
-                "several; set env.shaping to 0"
+                "env.shaping needs a mission with one object (go to, pick up, open), but "
+                f"{self.mission!r} has several; set env.shaping to 0"
             )
         if any(thing is self.game.carrying for thing in description.obj_set):
             return 0.0
         x, y = self.game.agent_pos
-        steps = min(abs(thing.cur_pos[0] - x) + abs(thing.cur_pos[1] - y) for thing in description.obj_set)
+        steps = min(
+            abs(thing.cur_pos[0] - x) + abs(thing.cur_pos[1] - y) for thing in description.obj_set
+        )
         return max(0, int(steps) - 1) / (self.game.width + self.game.height)
 
     def render(self) -> np.ndarray:
-        """Draw the whole level with the visible cells highlighted, as a uint8 array (32 * height, 32 * width, 3)."""
+        """Draw the whole level with the visible cells highlighted, as a uint8 array (32 * height,
+        32 * width, 3)."""
         return self.game.get_full_render(highlight=True, tile_size=_RENDER_PIXELS)
 
-    def _frame(self, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> Frame:
+    def _frame(
+        self, reward: float = 0.0, terminated: bool = False, truncated: bool = False
+    ) -> Frame:
         return Frame(
             long_term=self._describe_view(self.game),
             reward=reward,
             terminated=terminated,
             truncated=truncated,
             progression=self._progression,
-            image=make_image(self.game.get_pov_render(tile_size=_TILE_PIXELS)) if self.settings.vlm else None,
+            image=make_image(self.game.get_pov_render(tile_size=_TILE_PIXELS))
+            if self.settings.vlm
+            else None,
         )
 
 
 class Errands(BabyAI):
     """`goto` in one new room after another, until `max_steps` turns (100) are over.
 
-    Each turn tells the current mission and how many tenths of the time are left, so prompts look alike at any length.
-    The end of the time is the task's own end (`terminated`), not a cut.
+    Each turn tells the current mission and how many tenths of the time are left, so prompts look
+    alike at any length. The end of the time is the task's own end (`terminated`), not a cut.
     """
 
     def __init__(self, seed: int, settings: BabyAISettings) -> None:
@@ -154,7 +165,9 @@ class Errands(BabyAI):
         self.mission, self._expert = self.game.mission, None
         self._progression = min(1.0, self._errands * _PAR / self.max_steps)
 
-    def _frame(self, reward: float = 0.0, terminated: bool = False, truncated: bool = False) -> Frame:
+    def _frame(
+        self, reward: float = 0.0, terminated: bool = False, truncated: bool = False
+    ) -> Frame:
         tenths = 10 * max(0, self.max_steps - self._turns - 1) // self.max_steps
         told = f"{self.mission}, time {tenths}"
         return replace(super()._frame(reward, terminated, truncated), short_term=told)
@@ -169,8 +182,8 @@ class Errands(BabyAI):
 
     def prompt_variables(self) -> dict[str, Any]:
         task = (
-            "do as many errands as you can before the time is up. Each turn names the errand and the whole tenths of "
-            "the time that will be left after it"
+            "do as many errands as you can before the time is up. Each turn names the errand and "
+            "the whole tenths of the time that will be left after it"
         )
         return {**super().prompt_variables(), "mission": task}
 
@@ -181,16 +194,21 @@ expert_action = BabyAI.advice
 
 
 def build_env(sample: Any, args: Any) -> BabyAI:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`."""
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in
+    `args.env`."""
     task, seed = describe_task(sample)
     settings = read_env_settings(BabyAISettings, args)
     if task == _ERRANDS:
         return Errands(seed, settings)
     if settings.pay_at_end:
-        raise ConfigError(f"env.pay_at_end is a setting of the task {_ERRANDS}, not of {task!r}; remove it")
+        raise ConfigError(
+            f"env.pay_at_end is a setting of the task {_ERRANDS}, not of {task!r}; remove it"
+        )
     return BabyAI(task, seed, settings)
 
 
 def _import_world(part: str) -> ModuleType:
-    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")  # minigrid imports pygame, which prints a greeting
+    os.environ.setdefault(
+        "PYGAME_HIDE_SUPPORT_PROMPT", "1"
+    )  # minigrid imports pygame, which prints a greeting
     return import_extra(f"envs.babyai.{part}", "BabyAI", "envs")

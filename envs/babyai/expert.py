@@ -1,8 +1,10 @@
-"""A scripted BabyAI player for demonstrations: minigrid's BabyAIBot, extended to continue after other actions.
+"""A scripted BabyAI player for demonstrations: minigrid's BabyAIBot, extended to continue after
+other actions.
 
-The bot plans once and expects to be followed; after other actions it may assert, loop or stop too early. Here it is
-told every action taken. When its plan breaks, it makes a new one for the rest of the mission from the current world.
-An object that the agent already carries is used or put down first.
+The bot plans once and expects to be followed; after other actions it may assert, loop or stop too
+early. Here it is told every action taken. When its plan breaks, it makes a new one for the rest of
+the mission from the current world. An object that the agent already carries is used or put down
+first.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError, DropSubgo
 _MAX_SUBGOALS = 100
 """Limit of subgoals added within one turn; only a plan that goes in circles exceeds it."""
 _BROKEN_PLAN = (AssertionError, AttributeError, DisappearedBoxError, IndexError, TypeError)
-"""Errors of BabyAIBot when the world differs from what its plan assumes; it has no error class for that."""
+"""Errors of BabyAIBot when the world differs from what its plan assumes; it has no error class for
+that."""
 
 
 class Expert:
-    """Advises on one running MiniGrid level. Call `watch` after every step; `advice` is optional at every turn."""
+    """Advises on one running MiniGrid level. Call `watch` after every step; `advice` is optional at
+    every turn."""
 
     def __init__(self, game: Any) -> None:
         self._game = game
@@ -31,7 +35,8 @@ class Expert:
         self._plan(game.actions.done)
 
     def advice(self) -> int:
-        """Return the index of the action to take now; without a plan, walk on if possible, turning now and then."""
+        """Return the index of the action to take now; without a plan, walk on if possible, turning
+        now and then."""
         if self._advice is not None:
             return self._advice
         game, ahead = self._game, self._game.grid.get(*self._game.front_pos)
@@ -58,7 +63,8 @@ class Expert:
         else:
             self._advice = self._continue(self._planner, self._game.actions.done)
         if self._advice is None:
-            # Some worlds cannot be won (a key behind its own door), and every attempt to plan is expensive.
+            # Some worlds cannot be won (a key behind its own door), and every attempt to plan is
+            # expensive.
             self._planner, self._failures = None, self._failures + 1
             self._pause = 2**self._failures
 
@@ -72,7 +78,8 @@ class Expert:
 
 
 class _Planner(BabyAIBot):
-    """BabyAIBot that can start in mid-episode, knowing the cells in `seen`, and raises instead of looping."""
+    """BabyAIBot that can start in mid-episode, knowing the cells in `seen`, and raises instead of
+    looping."""
 
     bfs_counter = bfs_step_counter = 0
 

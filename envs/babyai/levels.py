@@ -1,9 +1,11 @@
-"""BabyAI's levels on PyPI's minigrid, all registered ones by id and the five mixed local tasks, and what an agent sees.
+"""BabyAI's levels on PyPI's minigrid, all registered ones by id and the five mixed local tasks, and
+what an agent sees.
 
-The mixed tasks draw random numbers in the order of the fork that BALROG uses (BartekCupial/Minigrid,
-`Level_MixedTrainLocal`), so the same seed gives the same world in both. The agent's view is described in BALROG's
-words, directly from the grid. It is a square of `size` x `size` cells with the agent in the middle of its lowest row,
-looking up; cell (i, j) is column i, row j. The text equals that of the fork (`gen_graph`) without "You see ".
+The mixed tasks draw random numbers in the order of the fork that BALROG uses
+(BartekCupial/Minigrid, `Level_MixedTrainLocal`), so the same seed gives the same world in both. The
+agent's view is described in BALROG's words, directly from the grid. It is a square of `size` x
+`size` cells with the agent in the middle of its lowest row, looking up; cell (i, j) is column i,
+row j. The text equals that of the fork (`gen_graph`) without "You see ".
 """
 
 import functools
@@ -23,7 +25,8 @@ from envs.errors import ConfigError, check_known
 
 
 def describe_view(game: Any) -> str:
-    """Return BALROG's description of what the agent of this MiniGrid game sees now, one fact per line."""
+    """Return BALROG's description of what the agent of this MiniGrid game sees now, one fact per
+    line."""
     grid, _ = game.gen_obs_grid()  # cells that the agent does not see are empty
     carried = game.carrying
     lines = [] if carried is None else [f"You carry a {carried.color} {carried.type}"]
@@ -31,7 +34,8 @@ def describe_view(game: Any) -> str:
 
 
 def _describe_cells(grid: Any, size: int) -> Iterator[str]:
-    """Yield the nearest visible walls in front, left and right, then the visible objects in scan order."""
+    """Yield the nearest visible walls in front, left and right, then the visible objects in scan
+    order."""
     middle, last = size // 2, size - 1
     sights = {
         "forward": [(middle, last - n) for n in range(1, size)],
@@ -77,11 +81,14 @@ HELD_OUT = ("yellow box", "red key", "red door", "green ball", "grey door")
 DOOR_COLORS = ("yellow", "green", "blue", "purple")
 
 # Level generation prints every world that it rejects; send that to the debug log instead of stdout.
-roomgrid_level.__dict__["print"] = lambda *words: logging.getLogger(__name__).debug(" ".join(map(str, words)))
+roomgrid_level.__dict__["print"] = lambda *words: logging.getLogger(__name__).debug(
+    " ".join(map(str, words))
+)
 
 
 def make_level(task: str, num_dists: int | None = None) -> RoomGridLevel:
-    """Build a task's level, whose `reset(seed=...)` draws a world; raises ConfigError for an unknown task."""
+    """Build a task's level, whose `reset(seed=...)` draws a world; raises ConfigError for an
+    unknown task."""
     goal = task.removeprefix(MIXED_PREFIX)
     if goal in MIXED_GOALS:
         return _without_image(MixedLocalLevel)(goal, num_dists=num_dists or 0)
@@ -109,12 +116,14 @@ def level_names() -> dict[str, str]:
 
 @functools.cache
 def _without_image(level_class: type[RoomGridLevel]) -> Callable[..., RoomGridLevel]:
-    """Subclass a level to skip the encoding of its view at every step; the text is made from the grid itself."""
+    """Subclass a level to skip the encoding of its view at every step; the text is made from the
+    grid itself."""
     return type(level_class.__name__, (level_class,), {"gen_obs": lambda self: {}})
 
 
 class MixedLocalLevel(LevelGen):
-    """One room (two for `open`), one of five goals, and `num_dists` more objects than the goal needs."""
+    """One room (two for `open`), one of five goals, and `num_dists` more objects than the goal
+    needs."""
 
     def __init__(self, goal: str, num_dists: int = 0) -> None:
         super().__init__(
@@ -132,7 +141,8 @@ class MixedLocalLevel(LevelGen):
         """Draw worlds until all objects are reachable and the mission names no held-out object."""
         self._rand_elem(self.action_kinds)
         while True:
-            # Walls, doors and objects are drawn again, also in the first round, which draws door positions.
+            # Walls, doors and objects are drawn again, also in the first round, which draws door
+            # positions.
             super(RoomGridLevel, self)._gen_grid(self.width, self.height)
             if self.action_kinds == ("open",):
                 self.instrs, reachable = self._draw_open()
@@ -143,7 +153,8 @@ class MixedLocalLevel(LevelGen):
 
     def _draw_open(self) -> tuple[verifier.Instr, bool]:
         door_color = self._rand_elem(DOOR_COLORS)
-        # PyPI's `add_locked_room` draws the color itself, after the door, which would shift all later draws.
+        # PyPI's `add_locked_room` draws the color itself, after the door, which would shift all
+        # later draws.
         while True:
             column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
             side = self._rand_int(0, 4)
@@ -162,7 +173,9 @@ class MixedLocalLevel(LevelGen):
         while self.room_from_pos(*self.agent_pos) is self.locked_room:
             self.place_agent()
         reachable = self.check_objs_reachable(raise_exc=False)
-        return verifier.OpenInstr(verifier.ObjDesc("door", self._rand_elem([None, door_color]))), reachable
+        return verifier.OpenInstr(
+            verifier.ObjDesc("door", self._rand_elem([None, door_color]))
+        ), reachable
 
     def _draw_one_room(self, goal: str) -> tuple[verifier.Instr, bool]:
         self.place_agent()
@@ -185,4 +198,6 @@ class MixedLocalLevel(LevelGen):
             return verifier.PutNextInstr(target, other), reachable
         pick_up, go_to = verifier.PickupInstr(target), verifier.GoToInstr(other)
         before = self._rand_elem(("Before", "After")) == "Before"
-        return (verifier.BeforeInstr(pick_up, go_to) if before else verifier.AfterInstr(go_to, pick_up)), reachable
+        return (
+            verifier.BeforeInstr(pick_up, go_to) if before else verifier.AfterInstr(go_to, pick_up)
+        ), reachable

@@ -1,7 +1,7 @@
 """Adapter to the BALROG package: any task of its six families, made by its own `make_env`.
 
-The package is not on PyPI. Observations, instruction, legal actions, step limits and progression come from BALROG;
-parsing, penalty and bookkeeping are the same as in all games here.
+The package is not on PyPI. Observations, instruction, legal actions, step limits and progression
+come from BALROG; parsing, penalty and bookkeeping are the same as in all games here.
 """
 
 import contextlib
@@ -25,7 +25,9 @@ _NOT_DETERMINISTIC = frozenset({"crafter"})
 # BabaIsAI prints Python objects when no YOU rule is left; their addresses differ between runs.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 # Commands to the interpreter that would write files or ask a question.
-_REFUSED = frozenset({"save", "restore", "restart", "quit", "q", "script", "transcript", "unscript"})
+_REFUSED = frozenset(
+    {"save", "restore", "restart", "quit", "q", "script", "transcript", "unscript"}
+)
 # Marks of several commands in one, or of a command to somebody else, in text adventures.
 _JOINED = re.compile(r"[.,;]|\b(?:and|then)\b", re.IGNORECASE)
 
@@ -53,9 +55,15 @@ class Balrog(TextGame):
         try:
             self._make_env = importlib.import_module("balrog.environments").make_env
         except ModuleNotFoundError as error:
-            lacking = "" if (error.name or "").startswith("balrog") else f"BALROG needs the package {error.name}; "
+            lacking = (
+                ""
+                if (error.name or "").startswith("balrog")
+                else f"BALROG needs the package {error.name}; "
+            )
             raise MissingDependencyError(f"{lacking}{INSTALL}") from error
-        defaults = yaml.safe_load((importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8"))
+        defaults = yaml.safe_load(
+            (importlib.resources.files("balrog") / "config" / "config.yaml").read_text("utf-8")
+        )
         self._config = _Config.of(merge(defaults, settings.config))
         self.family, self._name = find_task(task, self._config["tasks"])
         self.deterministic = self.family not in _NOT_DETERMINISTIC
@@ -67,7 +75,8 @@ class Balrog(TextGame):
 
     def start(self) -> Frame:
         self._close_env()
-        # A new object per episode: Crafter counts the resets of one object and draws another world each time.
+        # A new object per episode: Crafter counts the resets of one object and draws another world
+        # each time.
         self._random = OwnRandomness(self.seed)
         with self._random.in_place():
             try:
@@ -93,10 +102,16 @@ class Balrog(TextGame):
                 if "not recognized or not supported" in str(error):
                     raise _UnsupportedActionError(action) from error
                 raise
-        # BALROG's TextWorld reports the score so far as the reward of every step; `verlog` pays the difference.
+        # BALROG's TextWorld reports the score so far as the reward of every step; `verlog` pays the
+        # difference.
         if self.family == "textworld" and self.settings.preset == "verlog":
             reward, self._paid = reward - self._paid, reward
-        return self._frame(observation, reward=float(reward), terminated=bool(terminated), truncated=bool(truncated))
+        return self._frame(
+            observation,
+            reward=float(reward),
+            terminated=bool(terminated),
+            truncated=bool(truncated),
+        )
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         action = self.translate(candidate)
@@ -105,8 +120,12 @@ class Balrog(TextGame):
                 return action, self.play(action)
         frame = self.play(self.default_action)
         if self.settings.preset == "balrog":
-            remark = "\n\nYour previous output did not contain a valid action. Defaulted to action: "
-            frame = replace(frame, long_term=f"{remark}{self.default_action}\n\nObservation:\n{frame.long_term}")
+            remark = (
+                "\n\nYour previous output did not contain a valid action. Defaulted to action: "
+            )
+            frame = replace(
+                frame, long_term=f"{remark}{self.default_action}\n\nObservation:\n{frame.long_term}"
+            )
         return None, frame
 
     def translate(self, candidate: str) -> str | None:
@@ -135,11 +154,17 @@ class Balrog(TextGame):
     def _explained(self, error: Exception) -> ConfigError | MissingDependencyError:
         """Explain to the user why an environment could not be made."""
         wrong = f"BALROG cannot make {self.family}/{self._name}: {type(error).__name__}: {error}"
-        if isinstance(error, ModuleNotFoundError):  # MiniHack raises this also for the missing maps of Boxoban
+        if isinstance(
+            error, ModuleNotFoundError
+        ):  # MiniHack raises this also for the missing maps of Boxoban
             return MissingDependencyError(f"{wrong}; {INSTALL}")
         if "raqm" in str(error):
-            return MissingDependencyError(f"{wrong}; install an older Pillow with: pip install 'pillow<13'")
-        hint = "; download its games with: balrog-post-install" if self.family == "textworld" else ""
+            return MissingDependencyError(
+                f"{wrong}; install an older Pillow with: pip install 'pillow<13'"
+            )
+        hint = (
+            "; download its games with: balrog-post-install" if self.family == "textworld" else ""
+        )
         tasks = ", ".join(self._config["tasks"][f"{self.family}_tasks"])
         return ConfigError(f"{wrong}{hint}; its tasks are {tasks}")
 
@@ -158,7 +183,8 @@ build_env = Balrog.from_sample
 
 
 def _free_command(candidate: str) -> str | None:
-    """Return the text as BALROG would pass it; None for several commands, and for those that write files or ask."""
+    """Return the text as BALROG would pass it; None for several commands, and for those that write
+    files or ask."""
     line = " ".join(first_line(candidate).strip("\"'`*>. \t").split())
     if not line or len(line) > MAX_CHARACTERS or not (line.isascii() and line.isprintable()):
         return None
@@ -167,8 +193,11 @@ def _free_command(candidate: str) -> str | None:
 
 
 def find_task(task: str, listed: Mapping[str, Any]) -> tuple[str, str]:
-    """Split `family/task`; either alone is enough if it is unambiguous. Raises ConfigError for unknown tasks."""
-    pairs = [(key.removesuffix("_tasks"), known) for key, tasks in listed.items() for known in tasks]
+    """Split `family/task`; either alone is enough if it is unambiguous. Raises ConfigError for
+    unknown tasks."""
+    pairs = [
+        (key.removesuffix("_tasks"), known) for key, tasks in listed.items() for known in tasks
+    ]
     families = dict(pairs)
     family, _, rest = task.partition("/")
     if family in families and rest:
@@ -193,11 +222,16 @@ class _Config(dict):
 
     @classmethod
     def of(cls, value: Any) -> Any:
-        return cls({key: cls.of(inner) for key, inner in value.items()}) if isinstance(value, Mapping) else value
+        return (
+            cls({key: cls.of(inner) for key, inner in value.items()})
+            if isinstance(value, Mapping)
+            else value
+        )
 
 
 def _find(env: Any, name: str) -> Any:
-    """Return the attribute of the outermost wrapper that has it; gymnasium's wrappers no longer forward attributes."""
+    """Return the attribute of the outermost wrapper that has it; gymnasium's wrappers no longer
+    forward attributes."""
     while env is not None:
         if hasattr(env, name):
             return getattr(env, name)

@@ -1,8 +1,8 @@
 """Crafter as a text game, in BALROG's words.
 
-Text, rewards, progression and deaths equal BALROG's for the same seed and actions, nights included. Running out of
-steps is `truncated` here, but `terminated` in BALROG. The world draws the random numbers of BALROG's 256 x 256
-images even if none is shown, so `vlm` does not change the game.
+Text, rewards, progression and deaths equal BALROG's for the same seed and actions, nights included.
+Running out of steps is `truncated` here, but `terminated` in BALROG. The world draws the random
+numbers of BALROG's 256 x 256 images even if none is shown, so `vlm` does not change the game.
 """
 
 import re
@@ -29,12 +29,14 @@ class CrafterSettings(GameSettings):
     balrog: ClassVar = {**GameSettings.balrog, "open_achievements_only": False, "max_steps": 2000}
 
     max_steps: int | None = Field(None, ge=1, le=LENGTH)
-    """Steps after which an episode is truncated; null for 10,000, after which Crafter itself ends it."""
+    """Steps after which an episode is truncated; null for 10,000, after which Crafter itself ends
+    it."""
     open_achievements_only: bool = True
     """List only the achievements still to be reached in the prompt, instead of all 22."""
     reward: Literal["native", "achievements", "final"] = "native"
-    """`native`: Crafter's own, 1 for new achievements and 0.1 per point of health won or lost. `achievements`: 1 for
-    each new achievement. `final`: the number of achievements, paid at the end of the episode."""
+    """`native`: Crafter's own, 1 for new achievements and 0.1 per point of health won or lost.
+    `achievements`: 1 for each new achievement. `final`: the number of achievements, paid at the end
+    of the episode."""
 
 
 class Crafter(TextGame):
@@ -67,7 +69,8 @@ class Crafter(TextGame):
         return self._frame(reward, len(self.world.unlocked) - len(unlocked))
 
     def _pay(self, reward: float, valid: bool) -> float:
-        """Pay what `final` owes also if the last answer is invalid; its penalty is charged as well."""
+        """Pay what `final` owes also if the last answer is invalid; its penalty is charged as
+        well."""
         if valid or self.settings.reward != "final":
             return super()._pay(reward, valid)
         return super()._pay(reward, True) - self.settings.format_penalty
@@ -86,11 +89,13 @@ class Crafter(TextGame):
         }
 
     def advice(self) -> str:
-        """Return the next action of a scripted player, for demonstrations; it need not be followed."""
+        """Return the next action of a scripted player, for demonstrations; it need not be
+        followed."""
         return decide(self.world)[1]
 
     def explain(self) -> str:
-        """Return the reasoning behind `advice`: the need, where the needed thing is, and what the action does."""
+        """Return the reasoning behind `advice`: the need, where the needed thing is, and what the
+        action does."""
         goal, action = decide(self.world)
         need, sought = _need(self.world, goal)
         view, _ = describe(self.world)
@@ -112,7 +117,11 @@ class Crafter(TextGame):
         # The initial Noop counts towards Crafter's own limit, but not as one of the responses.
         late = self._turns >= self.max_steps or world.steps >= LENGTH
         reached = float(len(world.unlocked))
-        paid = {"native": reward, "achievements": float(new), "final": reached if dead or late else 0.0}
+        paid = {
+            "native": reward,
+            "achievements": float(new),
+            "final": reached if dead or late else 0.0,
+        }
         metrics = {"achievements": reached}
         for name in ACHIEVEMENTS:
             metrics[f"achievement/{name}"] = float(name in world.unlocked)

@@ -1,6 +1,7 @@
 """A scripted player for demonstrations, which stays alive and works towards a diamond.
 
-It knows the whole map. Every turn it decides from the current world alone, so its advice need not be followed.
+It knows the whole map. Every turn it decides from the current world alone, so its advice need not
+be followed.
 """
 
 import heapq
@@ -10,13 +11,26 @@ from dataclasses import dataclass
 
 from crafter.objects import Plant, Skeleton, Zombie
 
-from envs.crafter.rules import COW, MAKE, MATERIAL_ID, MOVES, PLACE, SKELETON, WALKABLE, ZOMBIE, Recipe, constants
+from envs.crafter.rules import (
+    COW,
+    MAKE,
+    MATERIAL_ID,
+    MOVES,
+    PLACE,
+    SKELETON,
+    WALKABLE,
+    ZOMBIE,
+    Recipe,
+    constants,
+)
 from envs.crafter.world import STRIDE, World, cell_of
 
 STEPS = dict(zip(MOVES, (-STRIDE, STRIDE, -1, 1), strict=True))
 """Offset of each move in the flat arrays."""
 FOES = (ZOMBIE, SKELETON)
-_GRASS, _WATER, _TABLE, _FURNACE = (MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace"))
+_GRASS, _WATER, _TABLE, _FURNACE = (
+    MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace")
+)
 _DIG, _BRIDGE, _BEING, _FENCE = 2, 4, 4, 20
 
 
@@ -30,10 +44,17 @@ def _plants(world: World) -> list[Plant]:
     return [being for being in world.beings if isinstance(being, Plant)]
 
 
-def find_way(world: World, is_goal: Callable[[int], bool], farthest: int = 200) -> tuple[str, int] | None:
-    """Return first move and cost of the cheapest way to a goal cell, walked, dug or bridged; None without one."""
+def find_way(
+    world: World, is_goal: Callable[[int], bool], farthest: int = 200
+) -> tuple[str, int] | None:
+    """Return first move and cost of the cheapest way to a goal cell, walked, dug or bridged; None
+    without one."""
     items = world.player.inventory
-    entry_of = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}  # steps to enter a cell of each kind; others are closed
+    entry_of = {
+        COW: _BEING,
+        ZOMBIE: _BEING,
+        SKELETON: _BEING,
+    }  # steps to enter a cell of each kind; others are closed
     for material, rule in constants.collect.items():
         has_tools = all(items[name] >= count for name, count in rule["require"].items())
         if has_tools and rule["leaves"] in constants.walkable:
@@ -88,8 +109,11 @@ def reach_kind(world: World, *kinds: int, farthest: int = 200) -> str | None:
     return reach(world, lambda cell: world.kinds[cell] in kinds, farthest)
 
 
-def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool], farthest: int = 200) -> str | None:
-    """Return `action` where `is_wanted(stand, ahead)`, else the next move to such a free cell ahead, or None."""
+def act_before(
+    world: World, action: str, is_wanted: Callable[[int, int], bool], farthest: int = 200
+) -> str | None:
+    """Return `action` where `is_wanted(stand, ahead)`, else the next move to such a free cell
+    ahead, or None."""
     player = world.player
 
     def fits(stand: int, ahead: int) -> bool:
@@ -113,10 +137,14 @@ def act_before(world: World, action: str, is_wanted: Callable[[int, int], bool],
 _Goal = Callable[[World], str | None]
 
 _TABLE_ONLY = frozenset({_TABLE})
-SOURCE = {"wood": MATERIAL_ID["tree"]} | {name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")}
+SOURCE = {"wood": MATERIAL_ID["tree"]} | {
+    name: MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond")
+}
 """Number of the material that each item is collected from."""
 _AROUND = tuple(dx * STRIDE + dy for dx in (-1, 0, 1) for dy in (-1, 0, 1))
-_SOLID = frozenset(MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond", "table", "furnace", "tree"))
+_SOLID = frozenset(
+    MATERIAL_ID[name] for name in ("stone", "coal", "iron", "diamond", "table", "furnace", "tree")
+)
 _NEAR = 25
 """Steps up to which the player goes back to a table or furnace instead of building another."""
 
@@ -147,10 +175,15 @@ def _low(world: World) -> int:
 
 
 def _rest(world: World) -> str | None:
-    """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe near."""
+    """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe
+    near."""
     player = world.player
     energy, health, dark = player.inventory["energy"], player.health, world.daylight < 0.5
-    foes = [being for being in world.beings if isinstance(being, Zombie | Skeleton) and player.distance(being) <= 10]
+    foes = [
+        being
+        for being in world.beings
+        if isinstance(being, Zombie | Skeleton) and player.distance(being) <= 10
+    ]
     walled_in = len(_room(world, cell_of(player))) <= 3
     first_nap = energy < 9 and not player.achievements["wake_up"] and not dark
     if not (first_nap or dark or energy <= 3 or health <= 4):
@@ -212,7 +245,9 @@ def _guard(world: World) -> str | None:
     gaps = set[int]().union(*(_open_sides(world, cell_of(plant)) for plant in _plants(world)))
     if not gaps or player.inventory["stone"] < 1:
         return None
-    return act_before(world, "Place Stone", lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18)
+    return act_before(
+        world, "Place Stone", lambda stand, ahead: ahead in gaps and stand not in gaps, farthest=18
+    )
 
 
 def _craft(level: str) -> _Goal:
@@ -221,7 +256,8 @@ def _craft(level: str) -> _Goal:
 
 @dataclass(frozen=True)
 class Job:
-    """The next step towards a tool: `lacking` is the material to collect first, `to_build` the missing stations."""
+    """The next step towards a tool: `lacking` is the material to collect first, `to_build` the
+    missing stations."""
 
     making: Recipe
     action: str
@@ -230,7 +266,8 @@ class Job:
 
 
 def find_job(world: World, level: str) -> Job | None:
-    """Return the next step for the first missing pickaxe or sword of this level; None if there is none."""
+    """Return the next step for the first missing pickaxe or sword of this level; None if there is
+    none."""
     plans = (MAKE[f"Make {level} {tool}"] for tool in ("Pickaxe", "Sword"))
     missing = (making for making in plans if not world.player.inventory[making.name])
     return next((job for making in missing if (job := _work_on(world, making)) is not None), None)
@@ -245,12 +282,16 @@ def _work_on(world: World, making: Recipe) -> Job | None:
     to_build: list[Recipe] = []
     if not (ready or way):
         # The table comes first, since a furnace is built next to one.
-        to_build += [] if _TABLE in at_hand or _go_beside(world, _TABLE_ONLY) else [PLACE["Place Table"]]
+        to_build += (
+            [] if _TABLE in at_hand or _go_beside(world, _TABLE_ONLY) else [PLACE["Place Table"]]
+        )
         to_build += [PLACE["Place Furnace"]] if _FURNACE in making.nearby else []
     needed = Counter(making.uses)
     for placing in to_build:
         needed.update(placing.uses)
-    lacking = next((item for item, amount in needed.items() if player.inventory[item] < amount), None)
+    lacking = next(
+        (item for item, amount in needed.items() if player.inventory[item] < amount), None
+    )
     if lacking is not None:
         action = reach_kind(world, SOURCE[lacking])
     elif ready:
@@ -261,27 +302,37 @@ def _work_on(world: World, making: Recipe) -> Job | None:
 
 
 def _go_beside(world: World, stations: frozenset[int]) -> str | None:
-    return reach(world, lambda cell: world.is_free(cell) and stations <= world.materials_around(cell), _NEAR)
+    return reach(
+        world, lambda cell: world.is_free(cell) and stations <= world.materials_around(cell), _NEAR
+    )
 
 
 def _build(world: World, placing: Recipe) -> str | None:
     """Place a table anywhere, a furnace next to a table; dig if there is no free cell."""
     beside = _TABLE_ONLY if placing.name == "furnace" else frozenset()
     action = act_before(
-        world, f"Place {placing.name.title()}", lambda stand, _: beside <= world.materials_around(stand)
+        world,
+        f"Place {placing.name.title()}",
+        lambda stand, _: beside <= world.materials_around(stand),
     )
     return action or reach_kind(world, SOURCE["stone"])
 
 
 def _stock(item: str, count: int, achievement: str) -> _Goal:
-    """Make the goal to carry `count` of a material that is close by, once `achievement` is reached."""
+    """Make the goal to carry `count` of a material that is close by, once `achievement` is
+    reached."""
     is_open = lambda player: player.achievements[achievement] and player.inventory[item] < count
-    return lambda world: reach_kind(world, SOURCE[item], farthest=12) if is_open(world.player) else None
+    return lambda world: (
+        reach_kind(world, SOURCE[item], farthest=12) if is_open(world.player) else None
+    )
 
 
 def _once(achievement: str, item: str, act: _Goal, least: int = 1) -> _Goal:
-    """Make the goal to reach an achievement for the first time, with at least so much of an item, or of health."""
-    is_open = lambda player: not player.achievements[achievement] and player.inventory[item] >= least
+    """Make the goal to reach an achievement for the first time, with at least so much of an item,
+    or of health."""
+    is_open = lambda player: (
+        not player.achievements[achievement] and player.inventory[item] >= least
+    )
     return lambda world: act(world) if is_open(world.player) else None
 
 
@@ -301,11 +352,15 @@ _GOALS: dict[str, _Goal] = {
     "Wood": _craft("Wood"),
     "wood": _stock("wood", 6, "make_wood_sword"),
     "Stone": _craft("Stone"),
-    "place stone": _once("place_stone", "stone", lambda world: act_before(world, "Place Stone", lambda *_: True)),
+    "place stone": _once(
+        "place_stone", "stone", lambda world: act_before(world, "Place Stone", lambda *_: True)
+    ),
     "stone": _stock("stone", 6, "make_stone_sword"),
     "grow": _grow,
     "Iron": _craft("Iron"),
-    "diamond": _once("collect_diamond", "iron_pickaxe", lambda world: reach_kind(world, SOURCE["diamond"])),
+    "diamond": _once(
+        "collect_diamond", "iron_pickaxe", lambda world: reach_kind(world, SOURCE["diamond"])
+    ),
     "zombie": _meet(ZOMBIE, "defeat_zombie"),
     "skeleton": _meet(SKELETON, "defeat_skeleton"),
 }

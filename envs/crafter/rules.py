@@ -11,7 +11,8 @@ MATERIAL_ID = {name: index for index, name in enumerate(constants.materials, sta
 _FIRST_BEING = len(MATERIAL_ID) + 1
 PLAYER, COW, ZOMBIE, SKELETON, ARROW, PLANT = range(_FIRST_BEING, _FIRST_BEING + 6)
 KIND_NAMES = ("nothing", *MATERIAL_ID, "player", "cow", "zombie", "skeleton", "arrow", "plant")
-"""Names of what can be on a cell, by their numbers in Crafter's semantic view: 0 outside, materials, beings."""
+"""Names of what can be on a cell, by their numbers in Crafter's semantic view: 0 outside,
+materials, beings."""
 
 WALKABLE = frozenset(MATERIAL_ID[name] for name in constants.walkable)
 VITALS = ("health", "food", "drink", "energy")
@@ -20,7 +21,8 @@ ACHIEVEMENTS = tuple(constants.achievements)
 
 @dataclass(frozen=True)
 class Recipe:
-    """What it takes to place or make something: items, materials it is placed on, and materials it is made beside."""
+    """What it takes to place or make something: items, materials it is placed on, and materials it
+    is made beside."""
 
     name: str
     uses: dict[str, int]
@@ -31,8 +33,12 @@ class Recipe:
 def _recipes(verb: str, rules: dict[str, Any]) -> dict[str, Recipe]:
     recipes = {}
     for name, rule in rules.items():
-        where, nearby = (frozenset(MATERIAL_ID[m] for m in rule.get(key, ())) for key in ("where", "nearby"))
-        recipes[f"{verb} {name.replace('_', ' ').title()}"] = Recipe(name, rule["uses"], where, nearby)
+        where, nearby = (
+            frozenset(MATERIAL_ID[m] for m in rule.get(key, ())) for key in ("where", "nearby")
+        )
+        recipes[f"{verb} {name.replace('_', ' ').title()}"] = Recipe(
+            name, rule["uses"], where, nearby
+        )
     return recipes
 
 

@@ -1,4 +1,5 @@
-"""Describes the actions and what the player sees in BALROG's words, and translates responses to actions."""
+"""Describes the actions and what the player sees in BALROG's words, and translates responses to
+actions."""
 
 import re
 from collections.abc import Iterable
@@ -35,7 +36,9 @@ def _describe_actions() -> dict[str, str]:
         where = f"on the cell you face, which must be {ground} with nothing on it"
         effects[action] = f"put a {_name(placing.name)} {where}; takes {_cost(placing)}"
     for action, making in rules.MAKE.items():
-        stations = _list([f"a {rules.KIND_NAMES[station]}" for station in sorted(making.nearby)], "and")
+        stations = _list(
+            [f"a {rules.KIND_NAMES[station]}" for station in sorted(making.nearby)], "and"
+        )
         effects[action] = f"craft one right beside {stations}; takes {_cost(making)}"
     return {action: effects[action] for action in rules.ACTION_NAMES}
 
@@ -57,14 +60,19 @@ _DO = (
     *("Attack", "Defeat Zombie", "Defeat Skeleton", "Eat Cow"),
 )
 _SYNONYMS = dict.fromkeys(_DO, "Do")
-_SYNONYMS |= {"Make Table": "Place Table", "Make Crafting Table": "Place Table", "Make Furnace": "Place Furnace"}
+_SYNONYMS |= {
+    "Make Table": "Place Table",
+    "Make Crafting Table": "Place Table",
+    "Make Furnace": "Place Furnace",
+}
 for _move in rules.MOVES:
     _SYNONYMS |= dict.fromkeys((f"{_move} 1 Step", f"{_move} 2 Steps", f"{_move} 3 Steps"), _move)
 _BRACKETS = re.compile(r"\([^)]*\)")
 
 
 def translate(answer: str, turn: int) -> str | None:
-    """Map a response to an action as Verlog does, or None; `turn` picks a diagonal's side, which Verlog draws."""
+    """Map a response to an action as Verlog does, or None; `turn` picks a diagonal's side, which
+    Verlog draws."""
     line, newline, _ = answer.partition("\n")
     words = line.lower().title()
     words = words.strip() if newline else words
@@ -113,7 +121,9 @@ def describe(world: World) -> tuple[str, str]:
     view = _crop(world)
     nearest_first = bytes(_pick_nearest_first(view))
     lines = []
-    for kind in dict.fromkeys(view):  # in the order of the first occurrences; 0 is outside of the world
+    for kind in dict.fromkeys(
+        view
+    ):  # in the order of the first occurrences; 0 is outside of the world
         if kind and kind != rules.PLAYER:
             lines.append(f"- {rules.KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}")
     parts.append("You see:\n" + "\n".join(lines) if lines else _NOTHING_SEEN)
@@ -131,7 +141,8 @@ def describe(world: World) -> tuple[str, str]:
 
 
 def _crop(world: World) -> bytes:
-    """Return the visible kinds, column by column; all 0 near the west and north border, as in BALROG."""
+    """Return the visible kinds, column by column; all 0 near the west and north border, as in
+    BALROG."""
     x, y = world.player.pos.tolist()
     x, y = x - _MIDDLE_X, y - _MIDDLE_Y
     if x < 0 or y < 0:

@@ -1,7 +1,8 @@
-"""The `crafter` package's game as BALROG plays it: two images per step, and episodes that a seed determines.
+"""The `crafter` package's game as BALROG plays it: two images per step, and episodes that a seed
+determines.
 
-Crafter keeps the creatures of each region in a set and chooses from it, so its order would depend on memory addresses.
-Here they keep their order of arrival.
+Crafter keeps the creatures of each region in a set and chooses from it, so its order would depend
+on memory addresses. Here they keep their order of arrival.
 """
 
 from collections import defaultdict
@@ -18,7 +19,8 @@ from envs.crafter.rules import ACTION_NAMES, WALKABLE
 LENGTH = 10_000
 """Steps after which Crafter itself ends an episode."""
 STRIDE = 72
-"""Cells from one column to the next in flat arrays; the margin stays 0, which means outside of the world."""
+"""Cells from one column to the next in flat arrays; the margin stays 0, which means outside of the
+world."""
 _CELLS = (9, 7)
 _PIXELS = (256, 256)
 _CLEAR_PIXELS = (252, 252)
@@ -56,7 +58,8 @@ class _EvenView(engine.LocalView):
 class World(Env):
     """One episode. With `images`, `image` is BALROG's, RGB, 256 x 256 pixels.
 
-    `kinds` and `materials` are flat, cell = x * STRIDE + y. `kinds` holds the being on a cell, else the material.
+    `kinds` and `materials` are flat, cell = x * STRIDE + y. `kinds` holds the being on a cell, else
+    the material.
     """
 
     def __init__(self, seed: int, images: bool = False) -> None:
@@ -69,7 +72,8 @@ class World(Env):
         self._look(self._sem_view())
 
     def play(self, action: str) -> float:
-        """Advance one step; return Crafter's reward: 1 for any new achievement, 0.1 per point of health."""
+        """Advance one step; return Crafter's reward: 1 for any new achievement, 0.1 per point of
+        health."""
         _, reward, _, info = self.step(ACTION_NAMES.index(action))
         self._look(info["semantic"])
         if self._images:
@@ -79,12 +83,14 @@ class World(Env):
         return float(reward)
 
     def _obs(self) -> Any:
-        """Draw the random numbers of an image, as Crafter and BALROG do once per step each, but not the image."""
+        """Draw the random numbers of an image, as Crafter and BALROG do once per step each, but not
+        the image."""
         if self.daylight < 0.5:
             self._world.random.uniform(size=_NOISE_SHAPE)
 
     def render_clear(self) -> np.ndarray:
-        """Return the view for people, uint8 (252, 252, 3), without noise; darkness in eighths keeps films small."""
+        """Return the view for people, uint8 (252, 252, 3), without noise; darkness in eighths keeps
+        films small."""
         daylight, noisy_view = self.daylight, self._local_view
         self._world.daylight, self._local_view = round(8 * daylight) / 8, self._even_view
         try:
@@ -123,10 +129,15 @@ class World(Env):
         return self.kinds[cell] in WALKABLE
 
     def materials_around(self, cell: int) -> set[int]:
-        """Return the materials of the 3 x 3 cells around; none in the first row and column, as in Crafter."""
+        """Return the materials of the 3 x 3 cells around; none in the first row and column, as in
+        Crafter."""
         if min(divmod(cell, STRIDE)) == 0:
             return set()
-        return {material for x in (-STRIDE, 0, STRIDE) for material in self.materials[cell + x - 1 : cell + x + 2]}
+        return {
+            material
+            for x in (-STRIDE, 0, STRIDE)
+            for material in self.materials[cell + x - 1 : cell + x + 2]
+        }
 
 
 def _flatten(cells: np.ndarray) -> bytes:

@@ -1,6 +1,8 @@
-"""Questions about one coloured shape in a small image (PyPI's easy-vqa): a VLM environment for a laptop.
+"""Questions about one coloured shape in a small image (PyPI's easy-vqa): a VLM environment for a
+laptop.
 
-The tasks are `train` and `test`; the seed selects the question. A wrong answer may be corrected in further turns.
+The tasks are `train` and `test`; the seed selects the question. A wrong answer may be corrected in
+further turns.
 """
 
 import functools
@@ -19,7 +21,8 @@ INSTRUCTION = "Look at the picture and answer the question about it with one wor
 
 
 class EasyVQASettings(ToolSettings):
-    """The settings of the tool environment. The questions come from the package easy-vqa, and `data` is ignored."""
+    """The settings of the tool environment. The questions come from the package easy-vqa, and
+    `data` is ignored."""
 
     grader: str | None = "exact"
     """How the final answer is scored; see `envs.tools`."""
@@ -51,8 +54,12 @@ def _load(task: str) -> tuple[tuple[Mapping[str, Any], ...], str]:
     try:
         import easy_vqa
     except ModuleNotFoundError as error:
-        raise MissingDependencyError("easy-vqa is not installed; install it with: pip install easy-vqa==1.0") from error
+        raise MissingDependencyError(
+            "easy-vqa is not installed; install it with: pip install easy-vqa==1.0"
+        ) from error
     questions = zip(*getattr(easy_vqa, f"get_{task}_questions")(), strict=True)
     paths = getattr(easy_vqa, f"get_{task}_image_paths")()
-    rows = tuple({"question": q, "answer": a, "images": [paths[image]]} for q, a, image in questions)
+    rows = tuple(
+        {"question": q, "answer": a, "images": [paths[image]]} for q, a, image in questions
+    )
     return rows, ", ".join(sorted(easy_vqa.get_answers()))

@@ -1,7 +1,8 @@
 """Geometry problems with images (geometry3k).
 
-The problems come from slime's own data set (`--prompt-data`, `--input-key problem --label-key answer
---multimodal-keys '{"image": "images"}'`), or from the parquet files themselves (`env: {data: train.parquet}`).
+The problems come from slime's own data set (`--prompt-data`, `--input-key problem --label-key
+answer --multimodal-keys '{"image": "images"}'`), or from the parquet files themselves (`env: {data:
+train.parquet}`).
 """
 
 from dataclasses import replace
@@ -17,20 +18,22 @@ from envs.tools.settings import ToolSettings
 from slime_verlog import Field
 
 INSTRUCTION = (
-    "Solve the geometry problem that the user shows you; the picture holds what the text leaves out. Reason step by "
-    "step, and simplify the result: a number, or an expression with roots and fractions, without unit."
+    "Solve the geometry problem that the user shows you; the picture holds what the text leaves "
+    "out. Reason step by step, and simplify the result: a number, or an expression with roots and "
+    "fractions, without unit."
 )
 _CHECKERS = ("calc_score", "calc_geo3k_reward")
-"""Names of the checking tool in published copies of the data set; ignored, because `check` decides about it."""
+"""Names of the checking tool in published copies of the data set; ignored, because `check` decides
+about it."""
 
 
 class Geo3kSettings(ToolSettings):
-    """The settings of the tool environment. The defaults are the data set's column names and three turns, as in slime's
-    example."""
+    """The settings of the tool environment. The defaults are the data set's column names and three
+    turns, as in slime's example."""
 
     check: Literal["answer", "tool"] = "answer"
-    """`answer` checks every answer and lets the model correct a wrong one. `tool` offers a tool that checks answers,
-    and the model then gives one final answer, as in slime's geo3k example."""
+    """`answer` checks every answer and lets the model correct a wrong one. `tool` offers a tool
+    that checks answers, and the model then gives one final answer, as in slime's geo3k example."""
     question_key: str = "problem"
     """Column with the problem."""
     instruction: str | None = INSTRUCTION
@@ -62,7 +65,9 @@ class CalcScore(Tool):
         """
         given, _ = find_answer(str(answer))
         right = math(given, self._question) >= 1.0
-        words = "is right. Give it as the final answer." if right else "is wrong. Look for the mistake."
+        words = (
+            "is right. Give it as the final answer." if right else "is wrong. Look for the mistake."
+        )
         return f"{given} {words}", 0.0, {"right": float(right)}
 
 

@@ -1,7 +1,8 @@
-"""Tasks in Harbor's format (Terminal-Bench 2 and others): work in a shell, rewarded by the tests of the task.
+"""Tasks in Harbor's format (Terminal-Bench 2 and others): work in a shell, rewarded by the tests of
+the task.
 
-The environment is a task's files, a shell to work on them, and the task's own tests at the end. A task's reference
-solution checks the task.
+The environment is a task's files, a shell to work on them, and the task's own tests at the end. A
+task's reference solution checks the task.
 """
 
 import fnmatch
@@ -25,7 +26,10 @@ from envs.tools.results import clip
 
 ANY = "*"
 """Task that draws one of those that `include` and `exclude` select."""
-_DESCRIPTIONS = {"run": "Run a shell command.", "submit": "End the task. The files are checked as they are now."}
+_DESCRIPTIONS = {
+    "run": "Run a shell command.",
+    "submit": "End the task. The files are checked as they are now.",
+}
 
 
 class HarborEnv(ShellEnv[HarborSettings]):
@@ -49,7 +53,9 @@ class HarborEnv(ShellEnv[HarborSettings]):
         self._machine, self.verdict = start(self.task, self.settings), None
         sandbox = self._machine.for_agent()
         check_sandbox(sandbox)
-        return Workbench(self._machine.workspace, sandbox, self.settings.output_chars), self.task.image.folder
+        return Workbench(
+            self._machine.workspace, sandbox, self.settings.output_chars
+        ), self.task.image.folder
 
     def seconds_left(self) -> float:
         left = float("inf") if self.task.agent_s is None else self.task.agent_s - self.used_s
@@ -59,7 +65,12 @@ class HarborEnv(ShellEnv[HarborSettings]):
         verdict = self.verdict = verify(self._machine)
         why = clip(harmless(verdict.reason), 500)
         sentence = f"No reward: {why}." if why else f"Reward: {verdict.reward:g}."
-        return Judgement(verdict.reward, verdict.progression, sentence, {"without_reward": float(bool(verdict.reason))})
+        return Judgement(
+            verdict.reward,
+            verdict.progression,
+            sentence,
+            {"without_reward": float(bool(verdict.reason))},
+        )
 
     def prompt_variables(self) -> dict[str, Any]:
         return {
@@ -83,12 +94,14 @@ def build_env(sample: Any, args: Any) -> HarborEnv:
 
 
 def select_tasks(name: str, settings: HarborSettings) -> list[HarborTask]:
-    """Read the tasks of `select_folders`; raises ConfigError also for one that cannot be played here."""
+    """Read the tasks of `select_folders`; raises ConfigError also for one that cannot be played
+    here."""
     return [read_task(folder, settings) for folder in select_folders(name, settings)]
 
 
 def select_folders(name: str, settings: HarborSettings) -> list[Path]:
-    """Find the task `name`, or for `*` all that `include` and `exclude` select; raises ConfigError if it is unknown."""
+    """Find the task `name`, or for `*` all that `include` and `exclude` select; raises ConfigError
+    if it is unknown."""
     folders = find_tasks(settings)
     if name != ANY:
         if name not in folders:
@@ -108,7 +121,8 @@ def select_folders(name: str, settings: HarborSettings) -> list[Path]:
 
 
 def check_references(name: str, settings: HarborSettings) -> Iterator[Finding]:
-    """Run the reference solution of a task, or of all tasks of `*`, and judge it and the untouched files."""
+    """Run the reference solution of a task, or of all tasks of `*`, and judge it and the untouched
+    files."""
     for task in select_tasks(name, settings):
         try:
             yield _check(task, settings)
@@ -122,7 +136,9 @@ def _check(task: HarborTask, settings: HarborSettings) -> Finding:
         return Finding(task.name, f"the untouched files are paid {untouched.reward:g}")
     notes = list(filter(None, [why_forgeable(task, settings)]))
     if untouched.reason.startswith(NO_REWARD):
-        notes.append("its tests write no reward when they fail, so a program that they run could write one")
+        notes.append(
+            "its tests write no reward when they fail, so a program that they run could write one"
+        )
     if not task.has_solution:
         notes.append("there is no solution/solve.sh, so it is not known whether it can be solved")
         return Finding(task.name, note="; ".join(notes))
@@ -130,7 +146,9 @@ def _check(task: HarborTask, settings: HarborSettings) -> Finding:
     if solved.reward <= 0:
         why = solved.reason or "the tests pay 0"
         printed = " ".join(solved.output.split())[-300:] or "nothing"
-        return Finding(task.name, f"the reference solution is not paid: {why}; it printed: {printed}")
+        return Finding(
+            task.name, f"the reference solution is not paid: {why}; it printed: {printed}"
+        )
     if solved.reward != 1:
         notes.append(f"the reference solution is paid {solved.reward:g}")
     return Finding(task.name, note="; ".join(notes))
@@ -146,7 +164,9 @@ def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdi
         copy_tree(task.folder / "solution", part)
         done = machine.for_solution().run(["bash", f"{SOLUTION}/solve.sh"])
         if done.stopped:
-            return Verdict(reason=f"solve.sh was stopped by its {done.stopped} limit", output=done.output)
+            return Verdict(
+                reason=f"solve.sh was stopped by its {done.stopped} limit", output=done.output
+            )
         verdict = verify(machine)
         return replace(verdict, output=f"{done.output}\n{verdict.output}")
     finally:

@@ -1,7 +1,8 @@
-"""Reads Dockerfiles: the few that need no build (`read_image`), or the text that buildah gets (`with_base_images`).
+"""Reads Dockerfiles: the few that need no build (`read_image`), or the text that buildah gets
+(`with_base_images`).
 
-The reader is ours because `dockerfile-parse`, the library on PyPI, does not know heredocs, which are refused here:
-buildah 1.28 would execute their lines as instructions.
+The reader is ours because `dockerfile-parse`, the library on PyPI, does not know heredocs, which
+are refused here: buildah 1.28 would execute their lines as instructions.
 """
 
 import re
@@ -9,7 +10,9 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-_HEREDOC = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?\s*(['"]?)(?P<mark>[A-Za-z_]\w*)\1""")
+_HEREDOC = re.compile(
+    r"""'[^']*'|"(?:\\.|[^"\\])*"|(?:(?<=\s)|^)\d*<<-?\s*(['"]?)(?P<mark>[A-Za-z_]\w*)\1"""
+)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::([-+])([^}$]*))?\}|(\{))")
 _KEPT_DOLLAR = re.compile(r"\\\$|'[^']*\$[^']*'")
 """A `$` that is not the beginning of a variable."""
@@ -50,7 +53,8 @@ class Instruction:
         return _FLAGS.sub("", self.rest)
 
     def words(self, variables: Mapping[str, str]) -> list[str]:
-        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine if it cannot."""
+        """Return the arguments, unquoted and with variables filled in; raises UnsupportedLine if it
+        cannot."""
         if _KEPT_DOLLAR.search(self.arguments):
             raise UnsupportedLine(f"{self.line} has a quoted $, which is not supported")
         try:
@@ -94,7 +98,9 @@ def _instruction(number: int, text: str) -> Instruction:
     name, *rest = text.split(None, 1)
     step = Instruction(number, name.upper(), "".join(rest))
     if any(found["mark"] for found in _HEREDOC.finditer(step.rest)):
-        raise UnsupportedLine(f"{step.line} has a heredoc; put its lines into a file of the folder environment")
+        raise UnsupportedLine(
+            f"{step.line} has a heredoc; put its lines into a file of the folder environment"
+        )
     return step
 
 
@@ -107,13 +113,15 @@ class Image:
     variables: Mapping[str, str] = field(default_factory=dict)
     user: str = "root"
     copied: str | None = None
-    """File or folder of `environment` that goes into the working directory. None for an image that was built."""
+    """File or folder of `environment` that goes into the working directory. None for an image that
+    was built."""
     folders: tuple[str, ...] = ()
     """Further folders, which are created."""
 
 
 def read_image(text: str) -> Image:
-    """Read a Dockerfile of the few lines that need no build; raises UnsupportedLine for the first other one.
+    """Read a Dockerfile of the few lines that need no build; raises UnsupportedLine for the first
+    other one.
 
     See `docs/harbor.md`, "Tasks without an image".
     """
@@ -124,7 +132,9 @@ def read_image(text: str) -> Image:
                 continue
             case "WORKDIR", [path] if number and copied is None and _FOLDER.fullmatch(path):
                 folder = path
-            case "COPY", [source, "." | "./"] if folder != "/" and copied is None and _SOURCE.fullmatch(source):
+            case "COPY", [source, "." | "./"] if (
+                folder != "/" and copied is None and _SOURCE.fullmatch(source)
+            ):
                 copied = source
             case "ENV", [first, *_] if number and "=" in first:
                 pairs = (word.partition("=") for word in step.words(variables))
@@ -134,11 +144,14 @@ def read_image(text: str) -> Image:
     return Image(folder, variables, copied=copied)
 
 
-def with_base_images(text: str, build_args: Mapping[str, str], base_of: Callable[[str], str], first: str) -> str:
-    """Return the Dockerfile, one instruction per line, with `base_of(name)` in place of each image that it names.
+def with_base_images(
+    text: str, build_args: Mapping[str, str], base_of: Callable[[str], str], first: str
+) -> str:
+    """Return the Dockerfile, one instruction per line, with `base_of(name)` in place of each image
+    that it names.
 
-    `first` is a line that each stage begins with. Raises UnsupportedLine for what cannot be read, and what `base_of`
-    raises.
+    `first` is a line that each stage begins with. Raises UnsupportedLine for what cannot be read,
+    and what `base_of` raises.
     """
     arguments, stages, lines = dict[str, str](), set[str](), list[str]()
     for step in read_instructions(text):

@@ -8,7 +8,17 @@ from pathlib import Path
 
 from envs.errors import ConfigError
 from envs.harbor.dockerfile import UnsupportedLine
-from envs.harbor.places import SOLUTION, TESTS, VERDICT, VERIFIER_HOME, is_direct, is_in, lay_out, outside, part_of
+from envs.harbor.places import (
+    SOLUTION,
+    TESTS,
+    VERDICT,
+    VERIFIER_HOME,
+    is_direct,
+    is_in,
+    lay_out,
+    outside,
+    part_of,
+)
 from envs.harbor.reward import FILES
 from envs.harbor.settings import BUILD, HarborSettings
 from envs.harbor.task import HarborTask
@@ -54,15 +64,21 @@ class Machine:
 
     def for_agent(self) -> Sandbox:
         """Where the agent's commands run."""
-        return self._sandbox(self.task.places, {"HOME": self.task.home}, self.settings.command_timeout_s)
+        return self._sandbox(
+            self.task.places, {"HOME": self.task.home}, self.settings.command_timeout_s
+        )
 
     def for_solution(self) -> Sandbox:
-        """As `for_agent`, for the reference solution: with its variables, and all of the agent's time."""
+        """As `for_agent`, for the reference solution: with its variables, and all of the agent's
+        time."""
         seconds = self.task.agent_s or self.task.verifier_s
-        return self._sandbox(self.task.places, {"HOME": self.task.home, **self.task.solution_variables}, seconds)
+        return self._sandbox(
+            self.task.places, {"HOME": self.task.home, **self.task.solution_variables}, seconds
+        )
 
     def for_tests(self) -> Sandbox:
-        """Where the tests run: with their own files and home, and nothing of the agent in their search paths."""
+        """Where the tests run: with their own files and home, and nothing of the agent in their
+        search paths."""
         places = [place for place in self.task.places if place != SOLUTION]
         readable_tests = (self.tests, TESTS)
         if self.task.is_judged_in_place:
@@ -72,7 +88,9 @@ class Machine:
         variables = {"HOME": VERIFIER_HOME, **self.task.verifier_variables}
         if self.task.uses_pytest:
             # pytest writes it at its end, so a session that imported code ends early leaves none.
-            added = variables.get("PYTEST_ADDOPTS", self.task.image.variables.get("PYTEST_ADDOPTS", ""))
+            added = variables.get(
+                "PYTEST_ADDOPTS", self.task.image.variables.get("PYTEST_ADDOPTS", "")
+            )
             variables["PYTEST_ADDOPTS"] = f"{added} --junit-xml={VERDICT}/{SESSION}".strip()
         sandbox = self._sandbox((*places, VERDICT, VERIFIER_HOME), variables, self.task.verifier_s)
         rewards = tuple((f"{_REWARDS}/{name}", f"{VERDICT}/{name}") for name in FILES)
@@ -87,11 +105,17 @@ class Machine:
     def _without_agents_folders(self, given: Mapping[str, str]) -> dict[str, str]:
         """Variables whose search paths name no folder that the agent may change."""
         # This machine's Python is mounted over such a folder, read-only.
-        fixed = [] if self.task.root is not None else [str(folder) for folder in python_folders(self.task.python)]
+        fixed = (
+            []
+            if self.task.root is not None
+            else [str(folder) for folder in python_folders(self.task.python)]
+        )
 
         def is_agents(path: str) -> bool:
             inside = os.path.normpath(path)
-            if not path.startswith("/") or is_in(inside, ("/proc", "/dev")):  # links there lead anywhere
+            if not path.startswith("/") or is_in(
+                inside, ("/proc", "/dev")
+            ):  # links there lead anywhere
                 return True
             return is_in(inside, self.task.places) and not is_in(inside, fixed)
 
@@ -103,10 +127,17 @@ class Machine:
                 del found[name]
         return found
 
-    def _sandbox(self, places: Iterable[str], variables: Mapping[str, str], seconds: float) -> Sandbox:
+    def _sandbox(
+        self, places: Iterable[str], variables: Mapping[str, str], seconds: float
+    ) -> Sandbox:
         task, settings = self.task, self.settings
         limits = Limits(
-            seconds, task.memory_mb, settings.address_mb, settings.processes, settings.file_mb, task.tree_mb
+            seconds,
+            task.memory_mb,
+            settings.address_mb,
+            settings.processes,
+            settings.file_mb,
+            task.tree_mb,
         )
         given = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "", **task.image.variables, **variables}
         if task.root is None:
@@ -125,16 +156,21 @@ class Machine:
 
 
 def start(task: HarborTask, settings: HarborSettings) -> Machine:
-    """Make an episode's files; raises ConfigError for a COPY that cannot be done, and for links as folders."""
+    """Make an episode's files; raises ConfigError for a COPY that cannot be done, and for links as
+    folders."""
     if task.root is not None:
         # On this machine, a link of the image may lead out of it.
         for path in (*task.places, "/etc/passwd"):
             if not is_direct(task.root, path):
                 where = f"{path} in the image {task.root}"
-                raise ConfigError(f"{task.name}: {where} is a link or lies behind one; replace the link")
+                raise ConfigError(
+                    f"{task.name}: {where} is a link or lies behind one; replace the link"
+                )
     context = task.folder / "environment"
     try:
-        workspace = Workspace(lambda tree: lay_out(tree, task.places, task.image, context, task.root))
+        workspace = Workspace(
+            lambda tree: lay_out(tree, task.places, task.image, context, task.root)
+        )
     except UnsupportedLine as error:
         raise ConfigError(f"{task.name}: {error}; {BUILD}") from error
     for part in () if task.root is not None else python_in(task.places, task.python):
@@ -142,12 +178,16 @@ def start(task: HarborTask, settings: HarborSettings) -> Machine:
         covered = workspace.tree / str(outside(workspace.tree, task.places, str(part)))
         if os.path.lexists(covered):
             raise ConfigError(
-                f"{task.name}: the task needs the folder {part}, where {task.python} is installed; set env.python to "
-                "an interpreter elsewhere, such as /usr/bin/python3"
+                f"{task.name}: the task needs the folder {part}, where {task.python} is installed; "
+                "set env.python to an interpreter elsewhere, such as /usr/bin/python3"
             )
         covered.mkdir()
     given = task.root / "etc" / "passwd" if task.root is not None else None
-    known = given.read_text(encoding="utf-8", errors="replace") if given is not None and given.is_file() else ""
+    known = (
+        given.read_text(encoding="utf-8", errors="replace")
+        if given is not None and given.is_file()
+        else ""
+    )
     known = known or "root:x:0:0:root:/root:/bin/bash\n"
     users = f"{known.rstrip()}\nagent:x:{AGENT_ID}:{AGENT_ID}::{task.home}:/bin/bash\n"
     (workspace.folder / "passwd").write_text(users, encoding="utf-8")

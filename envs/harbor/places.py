@@ -1,7 +1,8 @@
-"""The places, which are the folders that an agent may change: which they are, and how an episode's copy is made.
+"""The places, which are the folders that an agent may change: which they are, and how an episode's
+copy is made.
 
-Each is a folder of the tree of an episode, mounted at its path. Links in them are followed only inside the sandbox;
-here, only paths without a link on the way are written to.
+Each is a folder of the tree of an episode, mounted at its path. Links in them are followed only
+inside the sandbox; here, only paths without a link on the way are written to.
 """
 
 import os
@@ -17,7 +18,19 @@ from envs.swe.sandbox.workspace import copy_files, hand_over
 TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
 _OURS = frozenset(("dev", "logs", "proc", "sys", "tests", "verifier"))
-_SYSTEM = _OURS | {"bin", "boot", "etc", "image", "lib", "lib32", "lib64", "libx32", "run", "sbin", "usr"}
+_SYSTEM = _OURS | {
+    "bin",
+    "boot",
+    "etc",
+    "image",
+    "lib",
+    "lib32",
+    "lib64",
+    "libx32",
+    "run",
+    "sbin",
+    "usr",
+}
 IMAGE_SYSTEM = _SYSTEM | {"media", "mnt", "opt", "srv", "var"}
 """Folders of an image that are not copied for each episode, unless the task works there."""
 
@@ -49,13 +62,16 @@ class UncheckableError(Exception):
 
 
 def follow(
-    link: PurePosixPath, file_of: Callable[[PurePosixPath], Path], may_pass: Callable[[PurePosixPath], bool]
+    link: PurePosixPath,
+    file_of: Callable[[PurePosixPath], Path],
+    may_pass: Callable[[PurePosixPath], bool],
 ) -> PurePosixPath | None:
-    """Find where a link of a sandbox leads, as programs in it follow links; no link is on the way to its folder.
+    """Find where a link of a sandbox leads, as programs in it follow links; no link is on the way
+    to its folder.
 
-    `file_of` maps a path without links in its folders to this machine. The result is None for a circle, and where the
-    way leads through a place that it may not pass. Raises OSError if the kernel rejects a path on the way, for example
-    because it is too long.
+    `file_of` maps a path without links in its folders to this machine. The result is None for a
+    circle, and where the way leads through a place that it may not pass. Raises OSError if the
+    kernel rejects a path on the way, for example because it is too long.
     """
     current, waiting, followed = link.parent, [link.name], 0
     while waiting:
@@ -83,12 +99,16 @@ def follow(
 
 
 def drop_what_leads_out(tree: Path, places: Sequence[str], root: Path | None) -> None:
-    """Remove what the agent left that is not a file, folder or link, and links out of its places and of the system.
+    """Remove what the agent left that is not a file, folder or link, and links out of its places
+    and of the system.
 
     Raises UncheckableError for a path that is too long, and for links that take too long to check.
     """
     deadline = time.monotonic() + _CHECK_S
-    system = [f"/{name}" for name in (_SYSTEM if root is None else IMAGE_SYSTEM) - _OURS - {"boot", "image", "run"}]
+    system = [
+        f"/{name}"
+        for name in (_SYSTEM if root is None else IMAGE_SYSTEM) - _OURS - {"boot", "image", "run"}
+    ]
     allowed = [PurePosixPath(folder) for folder in (*places, *system)]
 
     def may_pass(path: PurePosixPath) -> bool:
@@ -116,17 +136,22 @@ def drop_what_leads_out(tree: Path, places: Sequence[str], root: Path | None) ->
 
 
 def home_of(user: str, root: Path | None) -> str:
-    """The agent's home. On this machine it is not /root, because a Python may be installed there."""
+    """The agent's home. On this machine it is not /root, because a Python may be installed
+    there."""
     is_root = user in ("root", "0")
     return ("/root" if root is not None else "/home/agent") if is_root else f"/home/{user}"
 
 
 def find_places(image: Image, root: Path | None) -> tuple[str, ...]:
-    """The folders that the agent may change, none inside another; raises UnsupportedLine if one is the system's.
+    """The folders that the agent may change, none inside another; raises UnsupportedLine if one is
+    the system's.
 
     With the files `root` of an image, its own folders outside of the system are among them.
     """
-    wanted = {image.folder: f"the working directory {image.folder}", home_of(image.user, root): "the home folder"}
+    wanted = {
+        image.folder: f"the working directory {image.folder}",
+        home_of(image.user, root): "the home folder",
+    }
     wanted |= {str(PurePosixPath(folder)): f"{folder} (env.writable)" for folder in image.folders}
     wanted.pop("/", None)
     paths: set[str] = set(_ALWAYS)
@@ -136,17 +161,30 @@ def find_places(image: Image, root: Path | None) -> tuple[str, ...]:
         is_system = top in (_SYSTEM if root is None else IMAGE_SYSTEM)
         if is_system and (root is None or top in _OURS):
             raise UnsupportedLine(f"{what} belongs to the system in the sandbox")
-        if is_system and root is not None and not ((root / path.lstrip("/")).is_dir() and is_direct(root, path)):
+        if (
+            is_system
+            and root is not None
+            and not ((root / path.lstrip("/")).is_dir() and is_direct(root, path))
+        ):
             raise UnsupportedLine(f"{what} is not a folder of the image in {root}")
         paths.add(path if is_system else f"/{top}")
     if root is not None:
         own = (entry for entry in root.iterdir() if entry.is_dir() and not entry.is_symlink())
         paths |= {f"/{entry.name}" for entry in own if entry.name not in IMAGE_SYSTEM}
-    return tuple(sorted(p for p in paths if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)))
+    return tuple(
+        sorted(
+            p
+            for p in paths
+            if not any(p != q and PurePosixPath(p).is_relative_to(q) for q in paths)
+        )
+    )
 
 
-def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None) -> None:
-    """Make an episode's tree: places, folders, and what a COPY names; raises UnsupportedLine for a bad COPY."""
+def lay_out(
+    tree: Path, places: Sequence[str], image: Image, context: Path, root: Path | None
+) -> None:
+    """Make an episode's tree: places, folders, and what a COPY names; raises UnsupportedLine for a
+    bad COPY."""
     tree.mkdir()
     for place in places:
         source = root / place.lstrip("/") if root is not None else None
@@ -158,7 +196,10 @@ def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root
         if folder != "/":
             _inside(tree, places, folder, f"the folder {folder}").mkdir(parents=True, exist_ok=True)
     if image.copied is not None:
-        source, target = context / image.copied, _inside(tree, places, image.folder, "the working directory")
+        source, target = (
+            context / image.copied,
+            _inside(tree, places, image.folder, "the working directory"),
+        )
         if not source.exists() or not is_direct(context, image.copied):
             raise UnsupportedLine(f"environment/{image.copied} is missing, or is behind a link")
         copy_files(source, target if source.is_dir() else target / source.name)
@@ -166,7 +207,8 @@ def lay_out(tree: Path, places: Sequence[str], image: Image, context: Path, root
 
 
 def outside(tree: Path, places: Iterable[str], path: str) -> Path | None:
-    """Where a path of the sandbox lies in the tree, links not followed; None if it is in no place."""
+    """Where a path of the sandbox lies in the tree, links not followed; None if it is in no
+    place."""
     for place in places:
         if is_in(path, [place]):
             return tree / part_of(place) / PurePosixPath(path).relative_to(place)
@@ -182,6 +224,7 @@ def _inside(tree: Path, places: Iterable[str], path: str, what: str) -> Path:
 
 
 def find_dockerignore(context: Path) -> Path | None:
-    """The file that hides files of the folder `environment` from COPY; docker prefers the one for this Dockerfile."""
+    """The file that hides files of the folder `environment` from COPY; docker prefers the one for
+    this Dockerfile."""
     files = (context / name for name in ("Dockerfile.dockerignore", ".dockerignore"))
     return next((file for file in files if os.path.lexists(file)), None)

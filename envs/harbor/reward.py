@@ -1,9 +1,11 @@
-"""The reward files of a verdict: watches from outside who opens them, and reads the number that they hold.
+"""The reward files of a verdict: watches from outside who opens them, and reads the number that
+they hold.
 
-`reward.txt` and `reward.json` are mounts in the sandbox, so nothing there can replace, move or link them. Each is
-created empty, and the kernel reports every time that one is opened for writing, closed, or changed in its mode. A
-reward counts only if it was written in one go, and no other writer was kept out meanwhile: a process that a tested
-program left behind would be a second writer. One change of the mode is allowed, as `shutil.copy` makes it.
+`reward.txt` and `reward.json` are mounts in the sandbox, so nothing there can replace, move or link
+them. Each is created empty, and the kernel reports every time that one is opened for writing,
+closed, or changed in its mode. A reward counts only if it was written in one go, and no other
+writer was kept out meanwhile: a process that a tested program left behind would be a second writer.
+One change of the mode is allowed, as `shutil.copy` makes it.
 """
 
 import ctypes
@@ -29,7 +31,8 @@ _EVENT = struct.Struct("iIII")
 
 @dataclass
 class RewardWatch:
-    """Watches the reward files in `folder`. Use as a context manager around the run of the tests."""
+    """Watches the reward files in `folder`. Use as a context manager around the run of the
+    tests."""
 
     folder: Path
     counts: dict[str, Counter[int]] = field(default_factory=dict)
@@ -38,12 +41,14 @@ class RewardWatch:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = libc.inotify_init1(os.O_CLOEXEC)
         self._names: dict[int, str] = {}
-        # The kernel merges an event with an equal one right before it. With a watch on the folder too, each opening
-        # makes two different events, so those of two openings alternate.
+        # The kernel merges an event with an equal one right before it. With a watch on the folder
+        # too, each opening makes two different events, so those of two openings alternate.
         for name in ("", *FILES):
             number = libc.inotify_add_watch(self._fd, os.fsencode(self.folder / name), _WATCHED)
             if self._fd < 0 or number < 0:
-                raise EnvironmentFault(f"the reward files cannot be watched: {os.strerror(ctypes.get_errno())}")
+                raise EnvironmentFault(
+                    f"the reward files cannot be watched: {os.strerror(ctypes.get_errno())}"
+                )
             self._names[number] = name
         self.counts = {name: Counter() for name in ("", *FILES)}
         self._end, self._stop = os.pipe()
@@ -70,7 +75,8 @@ class RewardWatch:
                     self.counts[name][mask] += 1
 
     def writers(self, name: str) -> int:
-        """How many times a file was opened for writing; raises ValueError if that cannot be told."""
+        """How many times a file was opened for writing; raises ValueError if that cannot be
+        told."""
         counts = self.counts[name]
         if counts[_OVERFLOW] or counts[_OPEN] != counts[_CLOSE_WRITE] + counts[_CLOSE_NOWRITE]:
             raise ValueError(f"{name} was opened by several processes at once")
@@ -89,12 +95,15 @@ def make_files(folder: Path) -> None:
 
 
 def read_reward(folder: Path, key: str, watch: RewardWatch | None) -> float | None:
-    """Read the reward in `reward.json` or `reward.txt`; if both have one, the lower. None if neither was written.
+    """Read the reward in `reward.json` or `reward.txt`; if both have one, the lower. None if
+    neither was written.
 
-    Of several numbers in `reward.json`, the reward is the one at `key`. Without such a key, it is the only number, or
-    else the one in `reward.txt`. So a program under test gains nothing by writing the file that the tests do not write.
+    Of several numbers in `reward.json`, the reward is the one at `key`. Without such a key, it is
+    the only number, or else the one in `reward.txt`. So a program under test gains nothing by
+    writing the file that the tests do not write.
 
-    Raises ValueError if there is no number, or several and no `key`, and if `watch` saw more than one writer of a file.
+    Raises ValueError if there is no number, or several and no `key`, and if `watch` saw more than
+    one writer of a file.
     """
     text, content = (_read_written(folder / name, watch) for name in FILES)
     found = [] if text is None else [float(text.strip())]
@@ -106,7 +115,9 @@ def read_reward(folder: Path, key: str, watch: RewardWatch | None) -> float | No
             found.append(numbers[key] if key in numbers else next(iter(numbers.values())))
         if not found:
             names = ", ".join(list(numbers)[:8]) or "none"
-            raise ValueError(f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key")
+            raise ValueError(
+                f"reward.json has no number {key!r} (its numbers: {names}); set env.reward_key"
+            )
     return min(found, default=None)
 
 

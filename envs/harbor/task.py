@@ -1,4 +1,5 @@
-"""Reads task folders in Harbor's format (https://www.harborframework.com/docs/tasks), without Harbor.
+"""Reads task folders in Harbor's format (https://www.harborframework.com/docs/tasks), without
+Harbor.
 
 A task that cannot be played here is refused, with the line or key that asks for what is missing.
 """
@@ -81,13 +82,17 @@ def check_keys(task: str, whole: Mapping[str, Any]) -> None:
                 raise _refusal(task, f"[{name}] {key}" if name else key, value, why)
 
 
-def _filled(task: str, name: str, env: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+def _filled(
+    task: str, name: str, env: Mapping[str, str], given: Mapping[str, str]
+) -> dict[str, str]:
     """The table `env` of a table, with `${NAME}` and `${NAME:-default}` filled in from `given`."""
     for key, value in env.items():
         for match in _VARIABLE.finditer(value):
             if match[1] not in given and match[2] is None:
                 why = f"needs the variable {match[1]}"
-                raise _refusal(task, f"[{name}.env] {key}", value, why, "set it below env.variables")
+                raise _refusal(
+                    task, f"[{name}.env] {key}", value, why, "set it below env.variables"
+                )
     fill = lambda match: given.get(match[1], match[2] or "")
     return {key: _VARIABLE.sub(fill, value) for key, value in env.items()}
 
@@ -101,7 +106,9 @@ _NETWORK = re.compile(
     r"|\b(curl|wget)\b.{0,99}https?://(?!localhost|127\.)"
 )
 """Commands in a test script that cannot work without a network."""
-_LOADS_FROM_FOLDER = re.compile(r"\bPYTHONPATH=|\bpython[\d.]*\s+(?:-(?!\w*[IP])\w+\s+)*-(?!\w*[IP])\w*[mc]\b")
+_LOADS_FROM_FOLDER = re.compile(
+    r"\bPYTHONPATH=|\bpython[\d.]*\s+(?:-(?!\w*[IP])\w+\s+)*-(?!\w*[IP])\w*[mc]\b"
+)
 """Commands that let Python load modules from the agent's folders, in place of installed ones."""
 
 
@@ -141,12 +148,17 @@ class HarborTask:
 
 
 def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
-    """Find all task folders by name; the first of `env.folders` counts. Raises ConfigError for one without tasks."""
+    """Find all task folders by name; the first of `env.folders` counts. Raises ConfigError for one
+    without tasks."""
     found: dict[str, Path] = {}
     for folder in settings.task_folders():
         tasks = [path.parent for path in sorted(folder.glob("*/task.toml"))]
         if not tasks:
-            hint = "name its parent folder" if (folder / "task.toml").is_file() else "each task is a folder in it"
+            hint = (
+                "name its parent folder"
+                if (folder / "task.toml").is_file()
+                else "each task is a folder in it"
+            )
             raise ConfigError(f"env.folders: {folder} holds no folder with a task.toml; {hint}")
         for path in tasks:
             found.setdefault(path.name, path)
@@ -154,7 +166,8 @@ def find_tasks(settings: HarborSettings) -> Mapping[str, Path]:
 
 
 def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
-    """Read one task; raises ConfigError, with the line or key, for one that cannot be played here."""
+    """Read one task; raises ConfigError, with the line or key, for one that cannot be played
+    here."""
     try:
         return _read_task(folder, settings)
     except UnsupportedLine as error:
@@ -183,7 +196,13 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     verifier_s = verifier.timeout_sec or min(_DEFAULT_VERIFIER_S, settings.verifier_timeout_s)
     if verifier_s > settings.verifier_timeout_s:
         why = f"is more than env.verifier_timeout_s ({settings.verifier_timeout_s:g})"
-        raise _refusal(name, "[verifier] timeout_sec", verifier_s, why, "raise it, and env_step_timeout_s with it")
+        raise _refusal(
+            name,
+            "[verifier] timeout_sec",
+            verifier_s,
+            why,
+            "raise it, and env_step_timeout_s with it",
+        )
     return HarborTask(
         name=name,
         folder=folder,
@@ -198,7 +217,9 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         tree_mb=min(settings.tree_mb, storage_mb),
         verifier_variables=_filled(name, "verifier", verifier.env, settings.variables),
         solution_variables=_filled(name, "solution", whole.solution.env, settings.variables),
-        uses_pytest=any(re.search(r"\bpytest\b", line) for line in test_lines(folder, settings).values()),
+        uses_pytest=any(
+            re.search(r"\bpytest\b", line) for line in test_lines(folder, settings).values()
+        ),
         is_judged_in_place=any(fnmatch.fnmatchcase(name, pattern) for pattern in settings.verifier),
     )
 
@@ -214,11 +235,14 @@ def _whole(folder: Path) -> TaskFile:
 
 
 def read_text(folder: Path, path: str) -> str:
-    """Read a text file of a task folder; raises ConfigError for a missing or long one, or a link out of it."""
+    """Read a text file of a task folder; raises ConfigError for a missing or long one, or a link
+    out of it."""
     file, name = folder / path, folder.name
     try:
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
-            raise ConfigError(f"{name}: {path} is a link that leads out of the task's folder; {EXCLUDE}")
+            raise ConfigError(
+                f"{name}: {path} is a link that leads out of the task's folder; {EXCLUDE}"
+            )
         with file.open("rb") as opened:
             data = opened.read(_MAX_BYTES + 1)
         if len(data) > _MAX_BYTES:
@@ -231,23 +255,30 @@ def read_text(folder: Path, path: str) -> str:
 
 
 def recipe_of(folder: Path) -> Recipe:
-    """Say what a task's image is built from; raises ConfigError if the folder names no single image."""
+    """Say what a task's image is built from; raises ConfigError if the folder names no single
+    image."""
     return _recipe(folder, _whole(folder).environment)
 
 
 def _recipe(folder: Path, environment: Table) -> Recipe:
     name, inside = folder.name, folder / "environment"
     if (inside / "docker-compose.yaml").exists():  # Harbor does not read docker-compose.yml
-        raise ConfigError(f"{name}: environment/docker-compose.yaml starts several containers; {EXCLUDE}")
+        raise ConfigError(
+            f"{name}: environment/docker-compose.yaml starts several containers; {EXCLUDE}"
+        )
     if (inside / "Dockerfile").is_file():
         return Recipe(name, read_text(folder, "environment/Dockerfile"), inside)
     built = environment.docker_image
     if built is None:
-        raise ConfigError(f"{name}: there is neither environment/Dockerfile nor [environment] docker_image")
+        raise ConfigError(
+            f"{name}: there is neither environment/Dockerfile nor [environment] docker_image"
+        )
     return Recipe(name, f"FROM {built}\n", inside)
 
 
-def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> tuple[Path | None, Image]:
+def _read_image(
+    folder: Path, environment: Table, settings: HarborSettings
+) -> tuple[Path | None, Image]:
     """The image's own files, if any, and the Dockerfile's settings."""
     recipe = _recipe(folder, environment)
     if settings.images is not None:
@@ -257,14 +288,18 @@ def _read_image(folder: Path, environment: Table, settings: HarborSettings) -> t
         raise _refusal(folder.name, place, environment.docker_image, why, BUILD)
     image = read_image(recipe.text)
     if image.copied and (hiding := find_dockerignore(recipe.context)) is not None:
-        raise UnsupportedLine(f"the COPY in environment/Dockerfile obeys {hiding.name}, which needs an image build")
+        raise UnsupportedLine(
+            f"the COPY in environment/Dockerfile obeys {hiding.name}, which needs an image build"
+        )
     return None, image
 
 
 def _user(task: str, whole: TaskFile, user: str) -> str:
-    """The user that both agent and tests run as; the sandbox has one, without rights, whatever its name."""
+    """The user that both agent and tests run as; the sandbox has one, without rights, whatever its
+    name."""
     agent_user, verifier_user = (
-        user if table.user in (None, "") else str(table.user) for table in (whole.agent, whole.verifier)
+        user if table.user in (None, "") else str(table.user)
+        for table in (whole.agent, whole.verifier)
     )
     if agent_user != verifier_user:
         why = f"differs from the agent's user {agent_user}, and there is one"
@@ -283,7 +318,8 @@ def test_lines(folder: Path, settings: HarborSettings) -> Mapping[str, str]:
 
 
 def why_forgeable(task: HarborTask, settings: HarborSettings) -> str:
-    """Why an agent could forge the reward of this task, as far as settings and test script show it; empty if not."""
+    """Why an agent could forge the reward of this task, as far as settings and test script show it;
+    empty if not."""
     if task.is_judged_in_place:
         return "env.verifier says same, so its reward can be forged"
     for place, line in test_lines(task.folder, settings).items():
@@ -294,7 +330,9 @@ def why_forgeable(task: HarborTask, settings: HarborSettings) -> str:
 
 def _check_tests(folder: Path, settings: HarborSettings) -> None:
     """Make sure that the test script can run without a network."""
-    for place, line in test_lines(folder, settings).items() if settings.test_command is None else ():
+    for place, line in (
+        test_lines(folder, settings).items() if settings.test_command is None else ()
+    ):
         if _NETWORK.search(line):
             raise ConfigError(
                 f"{folder.name}: {place} ({line.strip()[:60]}) needs the network, and the "

@@ -1,19 +1,29 @@
-"""Judges an episode's files with the task's tests, in a fresh sandbox that is started after the agent has ended.
+"""Judges an episode's files with the task's tests, in a fresh sandbox that is started after the
+agent has ended.
 
 1. No process of the agent is alive, since none outlives its command.
-2. The agent's files are data: pipes, devices, and links that leave its folders are removed, and the files get another
-   user. The folders of tests and reward are new.
+2. The agent's files are data: pipes, devices, and links that leave its folders are removed, and the
+   files get another user. The folders of tests and reward are new.
 3. The sandbox has another home, and its search paths name no folder that the agent could write.
-4. The reward counts only if the tests ended by themselves, within their limits, with exit status 0, and the reward
-   file had one writer. If the script starts pytest, pytest must have written its own report, too.
+4. The reward counts only if the tests ended by themselves, within their limits, with exit status 0,
+   and the reward file had one writer. If the script starts pytest, pytest must have written its own
+   report, too.
 
-A task with `verifier: same` is judged with the agent's home and variables, and without the fourth point.
+A task with `verifier: same` is judged with the agent's home and variables, and without the fourth
+point.
 """
 
 from dataclasses import dataclass, replace
 
 from envs.harbor.machine import SESSION, Machine
-from envs.harbor.places import TESTS, VERDICT, VERIFIER_HOME, UncheckableError, drop_what_leads_out, part_of
+from envs.harbor.places import (
+    TESTS,
+    VERDICT,
+    VERIFIER_HOME,
+    UncheckableError,
+    drop_what_leads_out,
+    part_of,
+)
 from envs.harbor.reward import RewardWatch, make_files, read_reward
 from envs.swe.sandbox.supervise import Outcome
 from envs.swe.sandbox.workspace import copy_tree, give, hand_over, new_user, read_plain, remove_tree
@@ -39,7 +49,8 @@ class Verdict:
 
 
 def verify(machine: Machine) -> Verdict:
-    """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no use afterwards."""
+    """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no
+    use afterwards."""
     task, tree, command = machine.task, machine.tree, machine.settings.test_command
     try:
         drop_what_leads_out(tree, task.places, task.root)
@@ -67,9 +78,13 @@ def _verdict(outcome: Outcome, machine: Machine, watch: RewardWatch | None) -> V
     if outcome.stopped:
         return Verdict(reason=f"the tests were stopped by their {outcome.stopped} limit")
     if outcome.returncode < 0 or outcome.returncode in _SIGNALLED:
-        return Verdict(reason=f"the tests were ended by a signal (exit status {outcome.returncode})")
+        return Verdict(
+            reason=f"the tests were ended by a signal (exit status {outcome.returncode})"
+        )
     if outcome.returncode == _CANNOT_START:
-        return Verdict(reason=f"the test script could not start a program (exit status {outcome.returncode})")
+        return Verdict(
+            reason=f"the test script could not start a program (exit status {outcome.returncode})"
+        )
     folder = machine.rewards if watch is not None else machine.tree / part_of(VERDICT)
     try:
         reward = read_reward(folder, machine.settings.reward_key, watch)

@@ -1,8 +1,8 @@
 """A language model as judge: reward and feedback around any environment.
 
-The score becomes reward, the comment feedback. The judge is asked through OpenAI's chat API, with a cache, retries and
-a deadline. The cache is a SQLite file that workers and runs share.
-In the YAML: `env: {inner: envs.tools, options: {...}, judge: {url: ..., rubric: rubric.yaml}}`.
+The score becomes reward, the comment feedback. The judge is asked through OpenAI's chat API, with a
+cache, retries and a deadline. The cache is a SQLite file that workers and runs share. In the YAML:
+`env: {inner: envs.tools, options: {...}, judge: {url: ..., rubric: rubric.yaml}}`.
 """
 
 import asyncio
@@ -23,7 +23,16 @@ import aiohttp
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, read_env_settings, text_of, timed
 from envs.errors import ConfigError, EnvironmentFault, JudgeError
-from envs.judge.rubric import JudgedSettings, JudgeSettings, Rubric, Verdict, broken, quoted, read_rubric, read_verdict
+from envs.judge.rubric import (
+    JudgedSettings,
+    JudgeSettings,
+    Rubric,
+    Verdict,
+    broken,
+    quoted,
+    read_rubric,
+    read_verdict,
+)
 from envs.loading import load_env_module
 from envs.tools.execution import background_loop
 from envs.tools.results import clip, encodable
@@ -33,7 +42,8 @@ T = TypeVar("T")
 Messages = Sequence[dict[str, str]]
 SETTINGS = JudgedSettings
 _TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key TEXT PRIMARY KEY, text TEXT)"
-"""Statement that makes the cache's only table: the judge's answers by the hash of what it was asked."""
+"""Statement that makes the cache's only table: the judge's answers by the hash of what it was
+asked."""
 _SHOWN_CHARS = 1000
 """Characters of an unusable verdict that are sent back to the judge."""
 BACKOFF_S = 0.5
@@ -43,15 +53,24 @@ TURNS_SHOWN = 16
 TEXT_CHARS = 4000
 """Characters of each observation and answer that the judge sees."""
 _ENDPOINT = "/v1/chat/completions"
-_DESCRIPTION = ("mission", "instruction_prompt", "answer_format", "actions", "default_action", "max_steps", "tools")
+_DESCRIPTION = (
+    "mission",
+    "instruction_prompt",
+    "answer_format",
+    "actions",
+    "default_action",
+    "max_steps",
+    "tools",
+)
 """Attributes of the inner environment that the judged one takes over."""
 
 
 class VerdictCache:
-    """A SQLite file of verdicts that opens one connection per use, so that threads and processes can share it.
+    """A SQLite file of verdicts that opens one connection per use, so that threads and processes
+    can share it.
 
-    If it cannot be used later, because it is locked for too long or damaged, a warning is logged and the judge asked.
-    Raises ConfigError if the file can be neither opened nor created.
+    If it cannot be used later, because it is locked for too long or damaged, a warning is logged
+    and the judge asked. Raises ConfigError if the file can be neither opened nor created.
     """
 
     def __init__(self, path: str) -> None:
@@ -61,7 +80,9 @@ class VerdictCache:
             self._execute("SELECT key, text FROM verdicts LIMIT 1")
         except (OSError, sqlite3.Error) as error:
             advice = "delete it if it is damaged, or name another file"
-            raise ConfigError(f"env.judge.cache: {path} cannot be used: {error}; {advice}") from error
+            raise ConfigError(
+                f"env.judge.cache: {path} cannot be used: {error}; {advice}"
+            ) from error
 
     def get(self, key: str) -> str | None:
         """Return the judge's answer under this key, or None."""
@@ -98,18 +119,24 @@ class JudgeClient:
         self._cache = VerdictCache(settings.cache) if settings.cache else None
 
     def ask(self, messages: Messages, read: Callable[[str], T], about: Any = None) -> T:
-        """Return the judge's answer, read by `read`; raises JudgeError, with the last reason, if no retry gives one.
+        """Return the judge's answer, read by `read`; raises JudgeError, with the last reason, if no
+        retry gives one.
 
         Args:
-            read: raises JudgeError if an answer cannot be used. The judge is then told why and asked again.
+            read: raises JudgeError if an answer cannot be used. The judge is then told why and
+                asked again.
             about: what a cached answer depends on besides the conversation, as JSON.
         """
         key = self._key(messages, about) if self._cache else ""
         known = self._cache.get(key) if self._cache else None
         if known is not None:
-            with contextlib.suppress(JudgeError):  # a cached answer that cannot be read is asked for again
+            with contextlib.suppress(
+                JudgeError
+            ):  # a cached answer that cannot be read is asked for again
                 return read(known)
-        asking = asyncio.run_coroutine_threadsafe(self._try(list(messages), read), background_loop())
+        asking = asyncio.run_coroutine_threadsafe(
+            self._try(list(messages), read), background_loop()
+        )
         text, value = asking.result()
         if self._cache:
             self._cache.put(key, text)
@@ -148,7 +175,8 @@ class JudgeClient:
         ) from last
 
     async def _post(self, messages: Messages, seconds: float) -> str:
-        """Send one request, return the judge's text; raises JudgeError for a failure or an unknown form."""
+        """Send one request, return the judge's text; raises JudgeError for a failure or an unknown
+        form."""
         settings = self.settings
         limits = {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
         payload = {"model": settings.model, "messages": list(messages), **limits}
@@ -163,7 +191,9 @@ class JudgeClient:
             ):
                 body = await response.text(errors="replace")
                 if response.status in (400, 401, 403, 404, 422):
-                    raise _Refused(f"{settings.url} refuses the request: HTTP {response.status}: {body[:300]}")
+                    raise _Refused(
+                        f"{settings.url} refuses the request: HTTP {response.status}: {body[:300]}"
+                    )
                 if response.status != 200:
                     raise JudgeError(f"HTTP {response.status}: {body[:300]}")
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
@@ -178,7 +208,14 @@ class JudgeClient:
 
     def _key(self, messages: Messages, about: Any) -> str:
         judge = self.settings
-        request = [judge.url, judge.model, judge.temperature, judge.max_tokens, list(messages), about]
+        request = [
+            judge.url,
+            judge.model,
+            judge.temperature,
+            judge.max_tokens,
+            list(messages),
+            about,
+        ]
         return hashlib.sha256(json.dumps(request).encode()).hexdigest()
 
 
@@ -187,7 +224,9 @@ class JudgedEnv(BaseInteractionEnv):
 
     def __init__(self, inner: BaseInteractionEnv, settings: JudgeSettings, task: str = "") -> None:
         self.inner, self.settings, self._task = inner, settings, task
-        self.rubric = settings.rubric if isinstance(settings.rubric, Rubric) else read_rubric(settings.rubric)
+        self.rubric = (
+            settings.rubric if isinstance(settings.rubric, Rubric) else read_rubric(settings.rubric)
+        )
         self.client = JudgeClient(settings)
         self.deterministic = inner.deterministic and settings.cache is not None
         self.whole_prompts, self.facts = inner.whole_prompts, inner.facts
@@ -198,10 +237,13 @@ class JudgedEnv(BaseInteractionEnv):
         self._feedback = self._shown = ""
 
     def _copy_description(self) -> None:
-        """Take over the attributes that describe the inner environment's task; they may change during an episode."""
+        """Take over the attributes that describe the inner environment's task; they may change
+        during an episode."""
         for name in _DESCRIPTION:
             setattr(self, name, getattr(self.inner, name))
-        if not self.settings.feedback:  # the agent does not send feedback back, so later prompts lack it
+        if (
+            not self.settings.feedback
+        ):  # the agent does not send feedback back, so later prompts lack it
             self.continues = self.inner.continues
 
     def reset(self) -> Observation:
@@ -226,12 +268,20 @@ class JudgedEnv(BaseInteractionEnv):
             reward += self.settings.weight * verdict.score
             metrics |= {"judge/score": verdict.score}
             metrics |= {f"judge/{name}": score for name, score in verdict.scores.items()}
-            self._feedback = encodable(verdict.feedback) if self.settings.feedback and not done else ""
-        metrics |= {"judge/failures": float(self._failures), "judge/retries": float(self.client.retried)}
+            self._feedback = (
+                encodable(verdict.feedback) if self.settings.feedback and not done else ""
+            )
+        metrics |= {
+            "judge/failures": float(self._failures),
+            "judge/retries": float(self.client.retried),
+        }
         if self._feedback:
             said, text = self._said(), observation["text"]
             observation["obs_str"] += f"\n\n{said}"
-            observation["text"] = {**text, "long_term_context": f"{text['long_term_context']}\n\n{said}"}
+            observation["text"] = {
+                **text,
+                "long_term_context": f"{text['long_term_context']}\n\n{said}",
+            }
         return observation, done, {**info, "reward": float(reward), "metrics": metrics}
 
     def _verdict(self, done: bool) -> Verdict | None:
@@ -248,10 +298,15 @@ class JudgedEnv(BaseInteractionEnv):
             # JSON quotes what the agent wrote, so it cannot pose as part of the question.
             {"role": "user", "content": quoted(question)},
         ]
-        about = {"task": [self._task, self.mission, self.instruction_prompt], "rubric": self.rubric.model_dump()}
+        about = {
+            "task": [self._task, self.mission, self.instruction_prompt],
+            "rubric": self.rubric.model_dump(),
+        }
         try:
             with timed("judge"):
-                return self.client.ask(messages, lambda text: read_verdict(text, self.rubric), about)
+                return self.client.ask(
+                    messages, lambda text: read_verdict(text, self.rubric), about
+                )
         except JudgeError as error:
             if self.settings.on_failure == "fault":
                 raise EnvironmentFault(f"no verdict: {error}") from error
@@ -259,7 +314,8 @@ class JudgedEnv(BaseInteractionEnv):
             return None
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """Return the inner environment's messages, and one more with the judge's feedback if they do not show it."""
+        """Return the inner environment's messages, and one more with the judge's feedback if they
+        do not show it."""
         formatted = self.inner.format_observation(observation)
         messages = [formatted] if isinstance(formatted, Mapping) else list(formatted)
         said = self._said()
@@ -277,6 +333,10 @@ class JudgedEnv(BaseInteractionEnv):
 def build_env(sample: Any, args: Any) -> JudgedEnv:
     """Return the judged environment of a sample; `sample` is passed on to the inner environment."""
     settings = read_env_settings(JudgedSettings, args)
-    inner_args = SimpleNamespace(env=dict(settings.options), max_turns=getattr(args, "max_turns", None))
+    inner_args = SimpleNamespace(
+        env=dict(settings.options), max_turns=getattr(args, "max_turns", None)
+    )
     task = str((getattr(sample, "metadata", None) or {}).get("task", ""))
-    return JudgedEnv(load_env_module(settings.inner).build_env(sample, inner_args), settings.judge, task)
+    return JudgedEnv(
+        load_env_module(settings.inner).build_env(sample, inner_args), settings.judge, task
+    )

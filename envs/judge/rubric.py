@@ -1,4 +1,5 @@
-"""What a judge is asked, how its verdict is read, and all settings: a rubric in the YAML, one JSON object in return."""
+"""What a judge is asked, how its verdict is read, and all settings: a rubric in the YAML, one JSON
+object in return."""
 
 import json
 import os
@@ -20,7 +21,8 @@ from slime_verlog import Field, Settings, read_settings, read_yaml
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
 FEEDBACK = "feedback"
 _OPENING = re.compile(r"[<\[](?=\S)|\](?=~)")
-"""Start of a control token in known model families: `<|im_end|>`, `</s>`, `<｜User｜>`, `[INST]`, `]~b]`."""
+"""Start of a control token in known model families: `<|im_end|>`, `</s>`, `<｜User｜>`, `[INST]`,
+`]~b]`."""
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -58,7 +60,10 @@ class Rubric(Settings):
     def _scorable(self) -> Self:
         names = [criterion.name for criterion in self.criteria]
         if not names or len(set(names)) != len(names):
-            raise ConfigError(f"rubric.criteria must list at least one criterion, with different names, got {names}")
+            raise ConfigError(
+                "rubric.criteria must list at least one criterion, with different names, got "
+                f"{names}"
+            )
         if len(self.scale) != 2 or self.scale[0] >= self.scale[1]:
             raise ConfigError(f"rubric.scale must be [worst, best], got {list(self.scale)}")
         return self
@@ -90,15 +95,16 @@ class Verdict:
 
 
 def read_rubric(path: str) -> Rubric:
-    """Return the rubric in a YAML file; raises ConfigError for an unreadable file and wrong keys."""
+    """Return the rubric in a YAML file; raises ConfigError for an unreadable file and wrong
+    keys."""
     return read_settings(Rubric, read_yaml(path, "env.judge.rubric"), f"{path}: ")
 
 
 def read_verdict(text: str, rubric: Rubric) -> Verdict:
     """Read a verdict: a JSON object with a number on the scale for every criterion, and feedback.
 
-    Reasoning before `</think>` and a code fence around the object are accepted. Everything else raises JudgeError,
-    because the verdict is paid as reward and must not be guessed.
+    Reasoning before `</think>` and a code fence around the object are accepted. Everything else
+    raises JudgeError, because the verdict is paid as reward and must not be guessed.
     """
     start = reasoning_end(text)
     body = "" if start is None else text[start:].strip()
@@ -112,14 +118,24 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
         raise JudgeError(f"the verdict must be a JSON object, got {short(value)}")
     expected = {criterion.name for criterion in rubric.criteria} | {FEEDBACK}
     if set(value) != expected:
-        raise JudgeError(f"the verdict must have the keys {', '.join(sorted(expected))}, got {short(sorted(value))}")
+        raise JudgeError(
+            f"the verdict must have the keys {', '.join(sorted(expected))}, got "
+            f"{short(sorted(value))}"
+        )
     words = value.pop(FEEDBACK)
     if not isinstance(words, str):
         raise JudgeError(f"the verdict's {FEEDBACK} must be a text, got {short(words)}")
     worst, best = rubric.scale
     for name, number in value.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not worst <= number <= best:
-            raise JudgeError(f"the verdict's {name} must be a number from {worst:g} to {best:g}, got {short(number)}")
+        if (
+            isinstance(number, bool)
+            or not isinstance(number, int | float)
+            or not worst <= number <= best
+        ):
+            raise JudgeError(
+                f"the verdict's {name} must be a number from {worst:g} to {best:g}, got "
+                f"{short(number)}"
+            )
     weights = {criterion.name: criterion.weight for criterion in rubric.criteria}
     total = sum(weights[name] * number for name, number in value.items())
     mean = total / sum(weights.values())
@@ -128,13 +144,17 @@ def read_verdict(text: str, rubric: Rubric) -> Verdict:
 
 
 def quoted(value: Any) -> str:
-    """Untrusted text for the judge as JSON. Inside its strings, `<` and `[` before other text are escaped.
+    """Untrusted text for the judge as JSON. Inside its strings, `<` and `[` before other text are
+    escaped.
 
-    A server that receives messages as text applies its chat template to them, so `<|im_end|>` inside a response would
-    end the message there. The OpenAI API cannot take tokens, so the text itself must not contain such strings.
+    A server that receives messages as text applies its chat template to them, so `<|im_end|>`
+    inside a response would end the message there. The OpenAI API cannot take tokens, so the text
+    itself must not contain such strings.
     """
     written = encodable(json.dumps(value, ensure_ascii=False))
-    return _STRING.sub(lambda string: _OPENING.sub(lambda c: f"\\u{ord(c.group()):04x}", string.group()), written)
+    return _STRING.sub(
+        lambda string: _OPENING.sub(lambda c: f"\\u{ord(c.group()):04x}", string.group()), written
+    )
 
 
 def broken(text: str) -> str:
@@ -143,10 +163,12 @@ def broken(text: str) -> str:
 
 
 class JudgeSettings(Settings):
-    """The judge's server and model, the rubric, when the judge is asked, and how its verdict enters the reward."""
+    """The judge's server and model, the rubric, when the judge is asked, and how its verdict enters
+    the reward."""
 
     url: str
-    """Address of a server with OpenAI's chat API, as SGLang is: `http://host:port`, with or without `/v1`."""
+    """Address of a server with OpenAI's chat API, as SGLang is: `http://host:port`, with or without
+    `/v1`."""
     model: str = "default"
     """Model name in requests and in the cache, which needs another one than `default`."""
     api_key_env: str | None = None
@@ -162,29 +184,37 @@ class JudgeSettings(Settings):
     max_retries: int = Field(default=4, ge=0)
     """Further attempts after a failed request or an unusable verdict."""
     cache: str | None = None
-    """SQLite file that keeps verdicts, shared by all workers and runs. With it, a lost episode can be replayed."""
+    """SQLite file that keeps verdicts, shared by all workers and runs. With it, a lost episode can
+    be replayed."""
     rubric: Rubric | str = Field(union_mode="left_to_right")
     """What the judge scores, as a mapping or as the path of a YAML file that holds it."""
     when: Literal["end", "every"] = "end"
     """`end` judges the whole episode after its last turn; `every` judges each turn."""
     weight: float = 1.0
-    """The verdict adds this number times its mean score, which is between 0 and 1, to the reward."""
+    """The verdict adds this number times its mean score, which is between 0 and 1, to the
+    reward."""
     env_weight: float = 1.0
     """Factor on the environment's own reward."""
     feedback: bool = True
     """With `when: every`, show the judge's feedback with the next observation."""
     on_failure: Literal["fault", "zero"] = "fault"
-    """Without a verdict, `fault` gives the episode up; `zero` counts the failure and adds no reward."""
+    """Without a verdict, `fault` gives the episode up; `zero` counts the failure and adds no
+    reward."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError(f"env.judge.url must begin with http:// or https://, got {self.url!r}")
+            raise ConfigError(
+                f"env.judge.url must begin with http:// or https://, got {self.url!r}"
+            )
         if self.api_key_env is not None and self.api_key_env not in os.environ:
-            raise ConfigError(f"env.judge.api_key_env: the environment has no variable {self.api_key_env}")
+            raise ConfigError(
+                f"env.judge.api_key_env: the environment has no variable {self.api_key_env}"
+            )
         if self.cache is not None and self.model == "default":
             raise ConfigError(
-                f"env.judge.cache: set env.judge.model; {self.cache} keeps a model's verdicts by its name"
+                f"env.judge.cache: set env.judge.model; {self.cache} keeps a model's verdicts by "
+                "its name"
             )
         return self
 

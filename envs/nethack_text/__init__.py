@@ -1,7 +1,9 @@
-"""NetHack and MiniHack in words, for `envs.gymnasium_text`: `make` is its `env.id`, `describe` its `env.describe`.
+"""NetHack and MiniHack in words, for `envs.gymnasium_text`: `make` is its `env.id`, `describe` its
+`env.describe`.
 
-The text is our own: the message, then the screen, the status, the things in sight with their distance, and the
-inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The actions have the names that BALROG uses.
+The text is our own: the message, then the screen, the status, the things in sight with their
+distance, and the inventory. BALROG's text needs its fork of NLE; `envs.balrog` plays it. The
+actions have the names that BALROG uses.
 """
 
 import random
@@ -22,7 +24,9 @@ from envs.text_game import offset_in_words
 _KEYS = ("blstats", "message", "screen_descriptions", "tty_chars", "inv_strs", "inv_letters")
 _DIRECTIONS = {"N": "north", "E": "east", "S": "south", "W": "west"}
 _DIRECTIONS |= {a + b: _DIRECTIONS[a] + _DIRECTIONS[b] for a in "NS" for b in "EW"}
-_WORDS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+_WORDS: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("words.yaml").read_text(encoding="utf-8")
+)
 _MAX_THINGS = 25
 _DEEPEST = 50
 
@@ -35,11 +39,13 @@ def make(
     render_mode: str | None = None,
     **kwargs: Any,
 ) -> gymnasium.Env:
-    """Make the environment of a gymnasium id of NLE (`NetHackScore-v0`) or MiniHack (`MiniHack-Room-5x5-v0`).
+    """Make the environment of a gymnasium id of NLE (`NetHackScore-v0`) or MiniHack
+    (`MiniHack-Room-5x5-v0`).
 
     Args:
         actions: names of the actions to offer; null for the task's own.
-        seeded: whether episodes follow their seed. NetHackChallenge forbids it; set `env.deterministic: false` as well.
+        seeded: whether episodes follow their seed. NetHackChallenge forbids it; set
+            `env.deterministic: false` as well.
         kwargs: keyword arguments of NLE or MiniHack, such as `character`.
 
     Raises:
@@ -54,10 +60,14 @@ def make(
 
         known = {_name(action): action for action in nethack.ACTIONS}
         if unknown := [name for name in actions if name not in known]:
-            hint = did_you_mean(unknown[0], known, f"there are {', '.join(list(known)[:8])}, ...", n=1)
+            hint = did_you_mean(
+                unknown[0], known, f"there are {', '.join(list(known)[:8])}, ...", n=1
+            )
             raise ConfigError(f"env.kwargs.actions: NetHack has no action {unknown[0]!r}; {hint}")
         kwargs["actions"] = tuple(known[name] for name in actions)
-    kwargs.setdefault("fix_moon_phase", seeded)  # otherwise today's date decides over luck and night
+    kwargs.setdefault(
+        "fix_moon_phase", seeded
+    )  # otherwise today's date decides over luck and night
     try:
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:
@@ -65,17 +75,20 @@ def make(
         hint = did_you_mean(task, ids, "there are NetHackScore-v0, MiniHack-Room-5x5-v0, ...")
         raise ConfigError(f"NetHack has no task {task!r}; {hint}") from error
     except TypeError as error:
-        raise ConfigError(f"env.kwargs: {task} refuses them: {str(error).split(' was raised from')[0]}") from error
+        raise ConfigError(
+            f"env.kwargs: {task} refuses them: {str(error).split(' was raised from')[0]}"
+        ) from error
     except ModuleNotFoundError as error:  # MiniHack's Boxoban levels are a download
         raise MissingDependencyError(f"NetHack cannot make {task}: {error}") from error
     return NetHackText(env, task, seeded)
 
 
 class NetHackText(gymnasium.Wrapper):
-    """NLE with named actions, seeds that decide the whole episode, endings told apart, and a measure of progress.
+    """NLE with named actions, seeds that decide the whole episode, endings told apart, and a
+    measure of progress.
 
-    `info["progression"]` is 1 for a completed task. In tasks without an end it is the share of NetHack's 50 levels
-    that lie above the deepest level reached.
+    `info["progression"]` is 1 for a completed task. In tasks without an end it is the share of
+    NetHack's 50 levels that lie above the deepest level reached.
     """
 
     def __init__(self, env: gymnasium.Env, task: str, seeded: bool) -> None:
@@ -86,7 +99,9 @@ class NetHackText(gymnasium.Wrapper):
         self.action_names = {name: _WORDS["effects"].get(name, "") for name in names}
         keys = zip(map(int, inner.actions), names, strict=True)
         self.action_aliases = {chr(key): name for key, name in keys if 32 < key < 127}
-        self.default_action = next((name for name in ("esc", "wait", "search") if name in names), names[0])
+        self.default_action = next(
+            (name for name in ("esc", "wait", "search") if name in names), names[0]
+        )
         self._completes = hasattr(inner.StepStatus, "TASK_SUCCESSFUL")
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -115,11 +130,18 @@ class NetHackText(gymnasium.Wrapper):
         deep = min(1.0, (self._depth - 1) / (_DEEPEST - 1))
         progress = float(status == "TASK_SUCCESSFUL") if self._completes else deep
         late = late or status == "ABORTED"
-        return observation, float(reward), done and not late, late, {**info, "progression": progress}
+        return (
+            observation,
+            float(reward),
+            done and not late,
+            late,
+            {**info, "progression": progress},
+        )
 
 
 def _name(action: Any) -> str:
-    """Return the name of an action, such as `north`, `far north`, `kick`; of text characters it is the character."""
+    """Return the name of an action, such as `north`, `far north`, `kick`; of text characters it is
+    the character."""
     kind = type(action).__name__
     if kind.startswith("Compass"):
         return "far " * kind.endswith("Longer") + _DIRECTIONS[action.name]
@@ -129,14 +151,17 @@ def _name(action: Any) -> str:
 
 
 def describe(observation: Mapping[str, np.ndarray]) -> dict[str, str]:
-    """Put one observation into BALROG's two parts: the message stays in the history, the rest is shown once."""
+    """Put one observation into BALROG's two parts: the message stays in the history, the rest is
+    shown once."""
     screen = "\n".join(_text(row).rstrip() for row in observation["tty_chars"][1:-2])
     things = zip(observation["inv_letters"], observation["inv_strs"], strict=True)
     parts = {
         "screen": textwrap.dedent(screen).strip("\n"),
         "status": _status(*observation["blstats"].tolist()),
         "in sight": "\n".join(_in_sight(observation)),
-        "inventory": "\n".join(f"{chr(letter)}: {_text(name)}" for letter, name in things if letter),
+        "inventory": "\n".join(
+            f"{chr(letter)}: {_text(name)}" for letter, name in things if letter
+        ),
     }
     shown = [f"{name}:\n{text}" for name, text in parts.items() if text]
     message = _text(observation["message"]) or "(none)"

@@ -1,8 +1,9 @@
-"""Environments of OpenEnv servers, over their WebSocket protocol and with the package websockets alone.
+"""Environments of OpenEnv servers, over their WebSocket protocol and with the package websockets
+alone.
 
-In a game, a response that the server refuses changes nothing there: the default action is sent instead or, without one,
-the last observation is shown again with the reason. Each refusal is a turn. With tools, every call is a step on the
-server.
+In a game, a response that the server refuses changes nothing there: the default action is sent
+instead or, without one, the last observation is shown again with the reason. Each refusal is a
+turn. With tools, every call is a step on the server.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from envs.base import BaseInteractionEnv, Observation, StepInfo, closed_on_error, describe_task, read_env_settings
+from envs.base import (
+    BaseInteractionEnv,
+    Observation,
+    StepInfo,
+    closed_on_error,
+    describe_task,
+    read_env_settings,
+)
 from envs.errors import ConfigError, EnvironmentFault
 from envs.json_text import short
 from envs.openenv.actions import fields_of, make_reader, read_actions, read_image
@@ -44,7 +52,9 @@ class OpenEnvGame(TextGame):
     template_path = PROMPT
     settings: OpenEnvSettings
 
-    def __init__(self, schema: Mapping[str, Any], settings: OpenEnvSettings, task: str, seed: int) -> None:
+    def __init__(
+        self, schema: Mapping[str, Any], settings: OpenEnvSettings, task: str, seed: int
+    ) -> None:
         super().__init__(settings)
         self.task, self.seed, self.deterministic = task, seed, settings.deterministic
         self._mapping = read_actions(settings, schema)
@@ -60,7 +70,9 @@ class OpenEnvGame(TextGame):
     def start(self) -> Frame:
         self.close()
         self._return = 0.0
-        self._session, outcome = open_session(self.settings, self.seed, lambda session: session.reset(self.seed))
+        self._session, outcome = open_session(
+            self.settings, self.seed, lambda session: session.reset(self.seed)
+        )
         with closed_on_error(self):  # so that its place on the server is free
             return self._frame(outcome)
 
@@ -87,7 +99,9 @@ class OpenEnvGame(TextGame):
         try:
             return self._send(action)
         except RejectedError as error:
-            raise EnvironmentFault(f"the server refuses env.default_action {action!r}: {error}") from error
+            raise EnvironmentFault(
+                f"the server refuses env.default_action {action!r}: {error}"
+            ) from error
 
     def translate(self, candidate: str) -> str | None:
         if not self.actions:
@@ -96,7 +110,10 @@ class OpenEnvGame(TextGame):
         return next((name for name in self.actions if name.lower() == wanted), None)
 
     def prompt_variables(self) -> dict[str, Any]:
-        variables = {"instruction": self.settings.instruction or "", "fields": list(self._mapping.fields)}
+        variables = {
+            "instruction": self.settings.instruction or "",
+            "fields": list(self._mapping.fields),
+        }
         return {**super().prompt_variables(), **variables}
 
     def close(self) -> None:
@@ -135,24 +152,34 @@ _TOOLS = TypeAdapter(Annotated[list[_ServerTool], Field(min_length=1)])
 
 
 class OpenEnvTools(ToolEnv):
-    """One episode on a server. It ends when the server says so, or with an answer that calls no tool."""
+    """One episode on a server. It ends when the server says so, or with an answer that calls no
+    tool."""
 
     def __init__(self, settings: OpenEnvSettings, task: str, seed: int) -> None:
         useless = [key for key in _UNUSED if getattr(settings, key)]
         if useless:
-            raise ConfigError(f"env.{useless[0]}: the server offers tools, which it does not apply to; remove it")
+            raise ConfigError(
+                f"env.{useless[0]}: the server offers tools, which it does not apply to; remove it"
+            )
         self._server = settings
         self._game: Session | None = None
         self._ended = False
         self._read = make_reader(settings)
         known = first_seen(_WHAT, settings)
         if known is None:
-            session, known = open_session(settings, seed, lambda session: _list_tools(session, settings))
+            session, known = open_session(
+                settings, seed, lambda session: _list_tools(session, settings)
+            )
             session.close()
         label = f"the OpenEnv server {settings.urls[0]}"
         schemas = read_schemas(known, label)
-        specs = [ToolSpec(schema, partial(self._call, name), source=label) for name, schema in schemas.items()]
-        call_s = settings.step_timeout_s + 5.0  # the session's own time-out comes first, since it is a fault
+        specs = [
+            ToolSpec(schema, partial(self._call, name), source=label)
+            for name, schema in schemas.items()
+        ]
+        call_s = (
+            settings.step_timeout_s + 5.0
+        )  # the session's own time-out comes first, since it is a fault
         tool_settings = ToolSettings(
             instruction=settings.instruction,
             prompt_template=settings.prompt_template,
@@ -201,19 +228,25 @@ class OpenEnvTools(ToolEnv):
             return _failed("the episode is over, so the tool was not called")
         assert self._game is not None
         try:
-            outcome = self._game.step({"type": CALL_TOOL, "tool_name": tool, "arguments": arguments})
+            outcome = self._game.step(
+                {"type": CALL_TOOL, "tool_name": tool, "arguments": arguments}
+            )
         except RejectedError as error:
             return _failed(str(error))
         self._ended = outcome.done
         observation, reward = outcome.observation, outcome.reward
         error, result = observation.get("error"), observation.get("result")
         if error:
-            return _failed(str(error.get("message") if isinstance(error, Mapping) else error), reward)
+            return _failed(
+                str(error.get("message") if isinstance(error, Mapping) else error), reward
+            )
         if isinstance(result, Mapping) and isinstance(result.get("content"), list):
             try:
                 return replace(tool_result(result), reward=reward)
             except (KeyError, TypeError, AttributeError) as problem:
-                raise EnvironmentFault(f"the server sent a result that is not MCP's: {short(result)}") from problem
+                raise EnvironmentFault(
+                    f"the server sent a result that is not MCP's: {short(result)}"
+                ) from problem
         if "result" not in observation:
             return ToolResult("\n".join(filter(None, self._read(observation))), reward=reward)
         return replace(read_result(result, self.settings), reward=reward)
@@ -224,7 +257,8 @@ def _failed(why: str, reward: float = 0.0) -> ToolResult:
 
 
 def _list_tools(session: Session, settings: OpenEnvSettings) -> Sequence[Mapping[str, Any]]:
-    """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault if it fails."""
+    """List the tools before the reset, so that it does not count as a step; raises EnvironmentFault
+    if it fails."""
     tools: Any = session.first("step", {"type": LIST_TOOLS}).observation.get("tools")
     try:
         _TOOLS.validate_python(tools)
@@ -240,16 +274,20 @@ DEFAULT_TASK = "default"
 
 
 def build_env(sample: Any, args: Any) -> BaseInteractionEnv:
-    """Build the environment for the task and seed in `sample.metadata`, with the settings in `args.env`.
+    """Build the environment for the task and seed in `sample.metadata`, with the settings in
+    `args.env`.
 
-    Asks a server for its schema, which decides whether the model acts or calls tools; raises EnvironmentFault if none
-    answers, or if the schema has changed since the first episode of this process.
+    Asks a server for its schema, which decides whether the model acts or calls tools; raises
+    EnvironmentFault if none answers, or if the schema has changed since the first episode of this
+    process.
     """
     task, seed = describe_task(sample)
     settings = read_env_settings(OpenEnvSettings, args)
     schema = action_schema(settings, seed)
     fields = fields_of(schema)
-    calls_tools = not fields or ("tool_name" in fields and "type" in fields and fields["type"].constant == CALL_TOOL)
+    calls_tools = not fields or (
+        "tool_name" in fields and "type" in fields and fields["type"].constant == CALL_TOOL
+    )
     if settings.action == "tools" or (settings.action == "auto" and calls_tools):
         return OpenEnvTools(settings, task, seed)
     return OpenEnvGame(schema, settings, task, seed)

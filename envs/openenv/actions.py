@@ -69,16 +69,21 @@ def fields_of(schema: Mapping[str, Any]) -> dict[str, ActionField]:
             choices=tuple(choices),
             constant=leaves[0].get("const") if len(leaves) == 1 else None,
             required=name in schema.get("required", ()),
-            about=next((option["description"] for option in options if "description" in option), ""),
+            about=next(
+                (option["description"] for option in options if "description" in option), ""
+            ),
         )
     fields.pop("metadata", None)
     return fields
 
 
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
-    """Return how responses become actions; raises ConfigError for a field or path that does not exist."""
+    """Return how responses become actions; raises ConfigError for a field or path that does not
+    exist."""
     fields, given = fields_of(schema), settings.action
-    constants = {name: field.constant for name, field in fields.items() if field.constant is not None}
+    constants = {
+        name: field.constant for name, field in fields.items() if field.constant is not None
+    }
     if given == "auto":
         free = {name: field for name, field in fields.items() if name not in constants}
         candidates = [name for name, field in free.items() if field.required or len(free) == 1]
@@ -91,7 +96,12 @@ def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Action
     if "." in given or ":" in given:
         function = load_attribute(given, "env.action")
         return Actions(lambda text: _call(function, given, text), settings.actions or ())
-    check_known(given, fields, f"env.action: the server's action has no field {given!r}", f"it has {', '.join(fields)}")
+    check_known(
+        given,
+        fields,
+        f"env.action: the server's action has no field {given!r}",
+        f"it has {', '.join(fields)}",
+    )
     read = lambda text: {**constants, given: _convert(given, text, fields[given])}
     return Actions(read, settings.actions or fields[given].names)
 
@@ -113,12 +123,15 @@ def _call(function: Callable[[str], Any], path: str, text: str) -> Mapping[str, 
     if action is None:
         raise RejectedError("the answer is not an action")
     if not isinstance(action, Mapping):
-        raise EnvironmentFault(f"env.action: {path} returned {short(action)}, not a mapping or None")
+        raise EnvironmentFault(
+            f"env.action: {path} returned {short(action)}, not a mapping or None"
+        )
     return action
 
 
 def _convert(name: str, text: str, field: ActionField) -> Any:
-    """Read the text as one of the field's choices or as JSON; whether its type fits is for the server to say."""
+    """Read the text as one of the field's choices or as JSON; whether its type fits is for the
+    server to say."""
     if field.choices:
         for choice in field.choices:
             if str(choice).lower() == text.strip().lower():
@@ -152,28 +165,36 @@ T = TypeVar("T")
 
 
 def make_reader(settings: OpenEnvSettings) -> Callable[[Mapping[str, Any]], Parts]:
-    """Return the function from observation to text, which is encodable; raises ConfigError as `read_actions`."""
+    """Return the function from observation to text, which is encodable; raises ConfigError as
+    `read_actions`."""
     given = settings.observation
     if given is None:
-        read: Callable[[Mapping[str, Any]], Any] = lambda observation: as_lines(observation, settings.picture)
+        read: Callable[[Mapping[str, Any]], Any] = lambda observation: as_lines(
+            observation, settings.picture
+        )
     elif "{{" in given or "{%" in given:
         read = _template(given)
     else:
         function = load_attribute(given, "env.observation")
-        read = lambda observation: call_user_function(function, f"env.observation: {given}", observation)
+        read = lambda observation: call_user_function(
+            function, f"env.observation: {given}", observation
+        )
 
     def parts(observation: Mapping[str, Any]) -> Parts:
         value = read(observation)
         found = text_parts(value)
         if found is None:
-            raise EnvironmentFault(f"env.observation: {given} returned {short(value)}, not text or two texts")
+            raise EnvironmentFault(
+                f"env.observation: {given} returned {short(value)}, not text or two texts"
+            )
         return encodable(found[0]), encodable(found[1])
 
     return parts
 
 
 def call_user_function(function: Callable[..., T], label: str, *arguments: Any) -> T:
-    """Call a function that the YAML names; its errors become an EnvironmentFault that begins with `label`."""
+    """Call a function that the YAML names; its errors become an EnvironmentFault that begins with
+    `label`."""
     try:
         return function(*arguments)
     except Exception as error:
@@ -192,14 +213,21 @@ def as_lines(observation: Mapping[str, Any], image: str | None = None) -> str:
 
 
 def read_image(observation: Mapping[str, Any], key: str) -> Any:
-    """Return the image under a key as RGB PIL image; raises EnvironmentFault if there is none to read."""
+    """Return the image under a key as RGB PIL image; raises EnvironmentFault if there is none to
+    read."""
     value = observation.get(key)
     if not isinstance(value, str):
-        raise EnvironmentFault(f"the observation has no picture under {key!r} (env.picture): it has {short(value)}")
+        raise EnvironmentFault(
+            f"the observation has no picture under {key!r} (env.picture): it has {short(value)}"
+        )
     try:
-        data = base64.b64decode(value.partition(",")[2] if value.startswith("data:") else value, validate=True)
+        data = base64.b64decode(
+            value.partition(",")[2] if value.startswith("data:") else value, validate=True
+        )
     except ValueError as error:
-        raise EnvironmentFault(f"the observation's picture {key!r} is not base64: {error}") from error
+        raise EnvironmentFault(
+            f"the observation's picture {key!r} is not base64: {error}"
+        ) from error
     return open_image(data)
 
 

@@ -1,6 +1,7 @@
 """OpenEnv's WebSocket protocol, as a client speaks it: addresses, frames and error codes.
 
-One WebSocket at `/ws` is one session with its own environment. The client sends one request and waits for its reply:
+One WebSocket at `/ws` is one session with its own environment. The client sends one request and
+waits for its reply:
 
     {"type": "reset", "data": {"seed": 7}}    {"type": "observation", "data": {"observation": {...}, "reward": 0.0,
     {"type": "step", "data": {ACTION}}                                         "done": false}}
@@ -8,9 +9,10 @@ One WebSocket at `/ws` is one session with its own environment. The client sends
     {"type": "close"}                         no reply; the server ends the session
     {"type": "mcp", "data": {JSON-RPC}}       {"type": "mcp", "data": {JSON-RPC}}
 
-A request that fails gets `{"type": "error", "data": {"message": ..., "code": ...}}`. After `CAPACITY_REACHED`, which a
-full server sends before any request, and after `FACTORY_ERROR` and `SESSION_ERROR`, the server closes the socket.
-Source: `openenv/core/env_server` (`types.py`, `http_server.py`, `mcp_types.py`) of the package openenv 0.10.0.
+A request that fails gets `{"type": "error", "data": {"message": ..., "code": ...}}`. After
+`CAPACITY_REACHED`, which a full server sends before any request, and after `FACTORY_ERROR` and
+`SESSION_ERROR`, the server closes the socket. Source: `openenv/core/env_server` (`types.py`,
+`http_server.py`, `mcp_types.py`) of the package openenv 0.10.0.
 """
 
 import json
@@ -20,11 +22,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator
 
 LIST_TOOLS = "list_tools"
-"""The action `{"type": "list_tools"}` of MCP environments: the observation's `tools` have `name`, `description` and
-`input_schema`."""
+"""The action `{"type": "list_tools"}` of MCP environments: the observation's `tools` have `name`,
+`description` and `input_schema`."""
 CALL_TOOL = "call_tool"
-"""The action `{"type": "call_tool", "tool_name": ..., "arguments": {...}}`: the observation has `tool_name`, and
-`result` or `error` (`{"error_type": ..., "message": ...}`)."""
+"""The action `{"type": "call_tool", "tool_name": ..., "arguments": {...}}`: the observation has
+`tool_name`, and `result` or `error` (`{"error_type": ..., "message": ...}`)."""
 VALIDATION_ERROR = "VALIDATION_ERROR"
 """Code of an error frame: the action does not fit the server's schema; it was not executed."""
 EXECUTION_ERROR = "EXECUTION_ERROR"
@@ -104,7 +106,8 @@ def read_outcome(frame: str | bytes) -> Outcome:
 
     Raises:
         ErrorReply: it is an error frame.
-        MalformedFrameError: it is neither an observation nor an error, or a part has the wrong type.
+        MalformedFrameError: it is neither an observation nor an error, or a part has the wrong
+            type.
     """
     try:
         reply = _FRAMES.validate_json(frame)

@@ -1,8 +1,9 @@
-"""Plays one episode on an OpenEnv server, over one socket, and asks servers for the schema of their actions.
+"""Plays one episode on an OpenEnv server, over one socket, and asks servers for the schema of their
+actions.
 
-Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket without an error, but
-plays another game. A closed socket, a late reply or a frame that breaks the protocol therefore ends the session for
-good, with an `EnvironmentFault`.
+Invariant: a session never reconnects. A server that was restarted accepts steps on a new socket
+without an error, but plays another game. A closed socket, a late reply or a frame that breaks the
+protocol therefore ends the session for good, with an `EnvironmentFault`.
 """
 
 import contextlib
@@ -19,7 +20,13 @@ from envs.base import closed_on_error
 from envs.errors import EnvironmentFault
 from envs.loading import import_extra
 from envs.openenv import protocol
-from envs.openenv.protocol import ErrorReply, MalformedFrameError, Outcome, RejectedError, read_outcome
+from envs.openenv.protocol import (
+    ErrorReply,
+    MalformedFrameError,
+    Outcome,
+    RejectedError,
+    read_outcome,
+)
 from envs.openenv.settings import OpenEnvSettings
 
 MAX_FRAME_BYTES = 64 << 20
@@ -44,10 +51,12 @@ class ServerFullError(EnvironmentFault):
 
 
 class Session:
-    """A connected socket. Every method but `close` raises `EnvironmentFault` once the session is lost."""
+    """A connected socket. Every method but `close` raises `EnvironmentFault` once the session is
+    lost."""
 
     def __init__(self, url: str, settings: OpenEnvSettings) -> None:
-        """Connect; raises UnreachableError if nothing there speaks the protocol, and as `import_extra`."""
+        """Connect; raises UnreachableError if nothing there speaks the protocol, and as
+        `import_extra`."""
         self.url, self.label = url, f"the OpenEnv server {url}"
         self._settings = settings
         connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
@@ -71,7 +80,8 @@ class Session:
             raise _unreachable(url, error) from error
 
     def reset(self, seed: int) -> Outcome:
-        """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server refuses."""
+        """Start the episode of this seed. Raises ServerFullError, or EnvironmentFault if the server
+        refuses."""
         outcome = self.first("reset", {"seed": seed, **self._settings.reset})
         if outcome.done:
             self._lose("says done in reply to a reset, so there is no episode")
@@ -88,26 +98,42 @@ class Session:
             self._lose(f"answered {kind} with {error}")
 
     def step(self, action: Mapping[str, Any]) -> Outcome:
-        """Execute an action; raises RejectedError if the server refuses it, and the episode goes on."""
+        """Execute an action; raises RejectedError if the server refuses it, and the episode goes
+        on."""
         frame = protocol.write_frame("step", action)
         if len(frame) > MAX_REQUEST_BYTES:
             raise RejectedError("the answer is too long")
         try:
             return self._ask("step", frame)
         except ErrorReply as error:
-            excused = error.code == protocol.EXECUTION_ERROR and self._settings.execution_error == "invalid"
+            excused = (
+                error.code == protocol.EXECUTION_ERROR
+                and self._settings.execution_error == "invalid"
+            )
             if excused or error.code == protocol.VALIDATION_ERROR:
                 raise RejectedError(error.message) from error
             self._lose(f"answered step with {error}")
 
     def is_admitted(self) -> bool:
-        """Whether the server gave this connection a session; asks for the state, which changes nothing."""
+        """Whether the server gave this connection a session; asks for the state, which changes
+        nothing."""
         try:
-            with contextlib.suppress(self._closed_error):  # `recv` raises it again, after replies that came before
+            with contextlib.suppress(
+                self._closed_error
+            ):  # `recv` raises it again, after replies that came before
                 self._socket.send('{"type": "state"}')
             reply = json.loads(self._socket.recv(timeout=self._settings.step_timeout_s))
-            return reply["type"] != "error" or reply["data"].get("code") != protocol.CAPACITY_REACHED
-        except (TimeoutError, ValueError, LookupError, TypeError, AttributeError, self._closed_error) as error:
+            return (
+                reply["type"] != "error" or reply["data"].get("code") != protocol.CAPACITY_REACHED
+            )
+        except (
+            TimeoutError,
+            ValueError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            self._closed_error,
+        ) as error:
             self._lose(f"did not answer a request for its state ({error})")
 
     def close(self) -> None:
@@ -125,9 +151,13 @@ class Session:
             raise EnvironmentFault(f"the session on {self.label} has ended, and its game is lost")
         try:
             with contextlib.suppress(TimeoutError):  # nothing is here yet
-                read_outcome(socket.recv(timeout=0))  # a server that is full or broken says so before it is asked
+                read_outcome(
+                    socket.recv(timeout=0)
+                )  # a server that is full or broken says so before it is asked
                 raise MalformedFrameError("a second reply to one request")
-            with contextlib.suppress(self._closed_error):  # `recv` raises it again, after replies that came before
+            with contextlib.suppress(
+                self._closed_error
+            ):  # `recv` raises it again, after replies that came before
                 socket.send(frame)
             return read_outcome(socket.recv(timeout=seconds))
         except TimeoutError:
@@ -142,8 +172,11 @@ class Session:
         raise EnvironmentFault(f"{self.label} {why}")
 
 
-def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]) -> tuple[Session, T]:
-    """Open a session on one of the servers; return it with what `begin` got for first requests. Raises as `_on_one`."""
+def open_session(
+    settings: OpenEnvSettings, seed: int, begin: Callable[[Session], T]
+) -> tuple[Session, T]:
+    """Open a session on one of the servers; return it with what `begin` got for first requests.
+    Raises as `_on_one`."""
 
     def attempt(url: str) -> tuple[Session, T]:
         session = Session(url, settings)
@@ -154,11 +187,12 @@ def open_session(settings: OpenEnvSettings, seed: int, begin: Callable[[Session]
 
 
 def _on_one(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T]) -> T:
-    """Call `attempt` with one server's address after the other, beginning with the one that the seed chooses.
+    """Call `attempt` with one server's address after the other, beginning with the one that the
+    seed chooses.
 
-    If all servers are full, they are tried again, up to `capacity_timeout_s`. So are servers that cannot be reached, if
-    this process has reached them before: they may be restarting. Raises EnvironmentFault as `attempt` does, or if no
-    server took the request.
+    If all servers are full, they are tried again, up to `capacity_timeout_s`. So are servers that
+    cannot be reached, if this process has reached them before: they may be restarting. Raises
+    EnvironmentFault as `attempt` does, or if no server took the request.
     """
     deadline = time.monotonic() + settings.capacity_timeout_s
     turn, urls = seed % len(settings.urls), settings.urls
@@ -177,9 +211,10 @@ def _on_one(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T]) -
             raise lost[0]
         else:
             raise EnvironmentFault(
-                f"no session of {', '.join(urls)} became free within {settings.capacity_timeout_s:g} s "
-                f"(env.capacity_timeout_s): {full}; allow three sessions per slot (n_env), often with the server's "
-                "variable MAX_CONCURRENT_ENVS, or lower n_env"
+                f"no session of {', '.join(urls)} became free within "
+                f"{settings.capacity_timeout_s:g} s (env.capacity_timeout_s): {full}; allow three "
+                "sessions per slot (n_env), often with the server's variable MAX_CONCURRENT_ENVS, "
+                "or lower n_env"
             ) from full
 
 
@@ -196,7 +231,8 @@ _SCHEMAS = "actions or observations"
 def action_schema(settings: OpenEnvSettings, seed: int) -> Mapping[str, Any]:
     """Return the JSON schema of the environment's actions.
 
-    Raises EnvironmentFault if no server answers, it is none of OpenEnv, or its schemas have changed.
+    Raises EnvironmentFault if no server answers, it is none of OpenEnv, or its schemas have
+    changed.
     """
     schemas, url = _on_one(settings, seed, lambda url: (_fetch(url, settings), url))
     check_unchanged(_SCHEMAS, schemas, settings, url)
@@ -218,7 +254,9 @@ def check_unchanged(what: str, value: Any, settings: OpenEnvSettings, url: str) 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Refuses to follow a redirect: the headers hold the key."""
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> None:
         return None
 
 
@@ -234,9 +272,18 @@ def _fetch(url: str, settings: OpenEnvSettings) -> dict[str, Any]:
         return {"action": found["action"], "observation": found["observation"]}
     except urllib.error.URLError as error:
         raise _unreachable(url, error) from error
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (
+        OSError,
+        http.client.HTTPException,
+        ValueError,
+        KeyError,
+        TypeError,
+        RecursionError,
+    ) as error:
         wrong = f"its {SCHEMA_PATH} has no schemas ({type(error).__name__}: {error})"
-        raise UnreachableError(f"{url} is not an OpenEnv server: {wrong}; correct env.url") from error
+        raise UnreachableError(
+            f"{url} is not an OpenEnv server: {wrong}; correct env.url"
+        ) from error
 
 
 def count_sessions(settings: OpenEnvSettings, most: int) -> int:
@@ -245,11 +292,15 @@ def count_sessions(settings: OpenEnvSettings, most: int) -> int:
     with contextlib.ExitStack() as opened:
         for url in settings.urls:
             while count < most:
-                if not opened.enter_context(contextlib.closing(Session(url, settings))).is_admitted():
+                if not opened.enter_context(
+                    contextlib.closing(Session(url, settings))
+                ).is_admitted():
                     break
                 count += 1
     return count
 
 
 def _unreachable(url: str, error: Exception) -> UnreachableError:
-    return UnreachableError(f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url")
+    return UnreachableError(
+        f"no OpenEnv server answers at {url} ({error}); start it, or correct env.url"
+    )

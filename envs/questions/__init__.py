@@ -1,7 +1,7 @@
 """Questions with answers and images, read from slime's data set, from a file or from the YAML.
 
-Invariants: task and seed decide the question; one pass over the data shows every row once; an image keeps its place
-between the texts. `grading.py` grades a response to one.
+Invariants: task and seed decide the question; one pass over the data shows every row once; an image
+keeps its place between the texts. `grading.py` grades a response to one.
 """
 
 import bisect
@@ -39,17 +39,19 @@ class Question:
     system: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     tools: Any = None
-    """The question's own list of tools, as `registry.select_tools` takes it; None offers all tools."""
+    """The question's own list of tools, as `registry.select_tools` takes it; None offers all
+    tools."""
     pieces: tuple[str, ...] = ()
-    """The texts before, between and after the images; empty if all images come first. See `lay_out`."""
+    """The texts before, between and after the images; empty if all images come first. See
+    `lay_out`."""
 
 
 class QuestionSettings(Settings):
     """Where the questions come from."""
 
     data: str | tuple[Any, ...] | Mapping[str, Any] | None = None
-    """A `.parquet`, `.jsonl` or `.json` file, a list of rows, or a mapping from task names to either. Without it, the
-    question is the sample's prompt, as slime's own data set provides it."""
+    """A `.parquet`, `.jsonl` or `.json` file, a list of rows, or a mapping from task names to
+    either. Without it, the question is the sample's prompt, as slime's own data set provides it."""
     question_key: str = "question"
     """Column with the question: text, or a list of chat messages."""
     answer_key: str = "answer"
@@ -57,14 +59,16 @@ class QuestionSettings(Settings):
     image_key: str = "images"
     """Column with the question's images."""
     tool_key: str = "tools"
-    """Column with the row's own tools, by name or schema; metadata, such as from slime's `--tool-key`, goes first."""
+    """Column with the row's own tools, by name or schema; metadata, such as from slime's
+    `--tool-key`, goes first."""
 
 
 def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, str, int]:
     """Return the question of a sample, its task and its seed.
 
     Raises:
-        ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a content part that
+        ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a
+        content part that
             cannot be shown, or a text that refers to more or fewer images than there are.
         EnvironmentFault: an image cannot be read.
     """
@@ -106,25 +110,32 @@ def _from_sample(sample: Any) -> Question:
     prompt, label = getattr(sample, "prompt", None), getattr(sample, "label", None)
     if not prompt:
         raise ConfigError(
-            "there is no question: set env.data to a file, or provide questions with --prompt-data and slime's own "
-            "data source"
+            "there is no question: set env.data to a file, or provide questions with "
+            "--prompt-data and slime's own data source"
         )
     inputs = getattr(sample, "multimodal_inputs", None) or {}
-    unknown = [str(kind) for kind, values in inputs.items() if kind != "images" and values is not None]
+    unknown = [
+        str(kind) for kind, values in inputs.items() if kind != "images" and values is not None
+    ]
     if unknown:
-        raise ConfigError(f"the sample comes with {', '.join(unknown)}; a question takes images only")
+        raise ConfigError(
+            f"the sample comes with {', '.join(unknown)}; a question takes images only"
+        )
     images = open_images(inputs.get("images") or ())
     metadata = dict(getattr(sample, "metadata", None) or {})
     if isinstance(prompt, str) and any(mark in prompt for mark in _TEMPLATE_MARKS):
         raise ConfigError(
-            "the sample's prompt has already been through a chat template; leave out --apply-chat-template, because "
-            "the rollout applies the template"
+            "the sample's prompt has already been through a chat template; leave out "
+            "--apply-chat-template, because the rollout applies the template"
         )
     return _question(prompt, label, images, metadata)
 
 
-def _question(content: Any, answer: Any, images: tuple[Any, ...], metadata: Mapping[str, Any]) -> Question:
-    """Return a question from a text or from chat messages; `images`, if any, replace the images inside the messages."""
+def _question(
+    content: Any, answer: Any, images: tuple[Any, ...], metadata: Mapping[str, Any]
+) -> Question:
+    """Return a question from a text or from chat messages; `images`, if any, replace the images
+    inside the messages."""
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     system, texts, inside = read_messages(messages)
     images = images or open_images(inside)
@@ -133,16 +144,21 @@ def _question(content: Any, answer: Any, images: tuple[Any, ...], metadata: Mapp
 
 
 def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
-    """Return system text, user texts with None for each image, and images; raises ConfigError for other forms."""
+    """Return system text, user texts with None for each image, and images; raises ConfigError for
+    other forms."""
     if not isinstance(messages, list | tuple):
-        raise ConfigError(f"a question must be a text or a list of messages, got {type(messages).__name__}")
+        raise ConfigError(
+            f"a question must be a text or a list of messages, got {type(messages).__name__}"
+        )
     system = ""
     texts: list[str | None] = []
     images: list[Any] = []
     for message in messages:
         role = message.get("role") if isinstance(message, Mapping) else message
         if role not in ("system", "user"):
-            raise ConfigError(f"a question's messages may have the roles system and user, got {role!r:.60}")
+            raise ConfigError(
+                f"a question's messages may have the roles system and user, got {role!r:.60}"
+            )
         content = message.get("content") or ""
         if role == "user" and texts:
             texts.append("\n\n")
@@ -157,19 +173,22 @@ def read_messages(messages: Any) -> tuple[str, list[str | None], list[Any]]:
                     images.append(part.get("image", part))
                 case _:
                     takes = "a user message takes 'text' and 'image', a system message 'text'"
-                    raise ConfigError(f"a question's {role} message has the content part {short(part)}; {takes}")
+                    raise ConfigError(
+                        f"a question's {role} message has the content part {short(part)}; {takes}"
+                    )
     return system, texts, images
 
 
 def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ...]]:
     """Lay out the texts of a question with `count` images: (whole text, its pieces).
 
-    The whole text has `<image>` in place of each image that has text before it. The pieces are the texts before,
-    between and after the images, one more than images; there are none if all images come first.
+    The whole text has `<image>` in place of each image that has text before it. The pieces are the
+    texts before, between and after the images, one more than images; there are none if all images
+    come first.
 
-    A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts are; without those,
-    the images come first. Without images, `<image>` is text. Raises ConfigError if there are more or fewer places
-    than images.
+    A None in `texts` is the place of an image. Without any, the `<image>` marks inside the texts
+    are; without those, the images come first. Without images, `<image>` is text. Raises ConfigError
+    if there are more or fewer places than images.
     """
     if None not in texts and count:
         divided = re.split(f"({PLACEHOLDER})", "".join(text or "" for text in texts))
@@ -177,8 +196,8 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
     places = texts.count(None)
     if places and places != count:
         raise ConfigError(
-            f"the question's text has places for {places} pictures, but {count} were given; check the data, "
-            "env.image_key, or slime's --multimodal-keys"
+            f"the question's text has places for {places} pictures, but {count} were given; check "
+            "the data, env.image_key, or slime's --multimodal-keys"
         )
     pieces = [""]
     for text in texts:
@@ -193,14 +212,15 @@ def lay_out(texts: Sequence[str | None], count: int) -> tuple[str, tuple[str, ..
 
 
 def open_images(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for URLs."""
+    """Return a question's images as RGB PIL images; raises as `open_image`, and ConfigError for
+    URLs."""
     for value in values:
         row = value if isinstance(value, Mapping) else {"path": value}
         for address in () if row.get("bytes") else map(row.get, ("path", "image", "url")):
             if isinstance(address, str) and _URL.match(address):
                 raise ConfigError(
-                    f"a question's picture is the URL {address[:100]}; URLs are not fetched, so download the file and "
-                    "give its path, its bytes or a data URI"
+                    f"a question's picture is the URL {address[:100]}; URLs are not fetched, so "
+                    "download the file and give its path, its bytes or a data URI"
                 )
     return tuple(map(open_image, values))
 
@@ -208,7 +228,9 @@ def open_images(values: Sequence[Any]) -> tuple[Any, ...]:
 def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:
     if isinstance(data, Mapping):
         if task not in data:
-            raise ConfigError(f"env.data names {', '.join(map(str, data))}, but the task is {task!r}")
+            raise ConfigError(
+                f"env.data names {', '.join(map(str, data))}, but the task is {task!r}"
+            )
         data = data[task]
     if not isinstance(data, str):
         return data
@@ -222,13 +244,16 @@ def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:
 @functools.lru_cache(maxsize=8)
 def _read_rows(path: Path, edited: int) -> Sequence[Mapping[str, Any]]:
     rows = read_rows(path, "env.data")
-    if isinstance(rows, ParquetRows) or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows)):
+    if isinstance(rows, ParquetRows) or (
+        isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
+    ):
         return rows
     raise ConfigError(f"env.data: {path} must hold a list of objects")
 
 
 def read_rows(path: Path, key: str) -> Any:
-    """Read the rows of a .parquet file or of JSON lines, or what a .json file holds; ConfigErrors name the `key`."""
+    """Read the rows of a .parquet file or of JSON lines, or what a .json file holds; ConfigErrors
+    name the `key`."""
     if path.suffix == ".parquet":
         return ParquetRows(path)
     try:
@@ -237,7 +262,9 @@ def read_rows(path: Path, key: str) -> Any:
             return json.loads(text)
         return [json.loads(line) for line in text.split("\n") if line.strip()]
     except ValueError as error:
-        raise ConfigError(f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}") from error
+        raise ConfigError(
+            f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}"
+        ) from error
 
 
 class ParquetRows(Sequence[Mapping[str, Any]]):

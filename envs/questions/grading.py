@@ -18,7 +18,8 @@ from envs.loading import load_attribute
 from envs.questions import Question
 
 Grade = Callable[[str, Question], float | tuple[float, str]]
-"""A grader: takes answer and question, returns a score, 1 for right, or a score and feedback for the model."""
+"""A grader: takes answer and question, returns a score, 1 for right, or a score and feedback for
+the model."""
 
 START_S = 120.0
 """Seconds that the comparison process may take to start."""
@@ -27,20 +28,25 @@ MAX_CHARS = 500
 
 _MARKER = re.compile(r"answer\s{0,3}(?:is\s{0,3})?[:=]", re.IGNORECASE)
 _IGNORED = re.compile(rf"(?![-./][.$]?\d)(?!(?<=\d)[^,_']\d)[{re.escape(string.punctuation)}]")
-"""Punctuation, except in numbers: a sign, point or slash before a digit, and other marks than commas between digits."""
+"""Punctuation, except in numbers: a sign, point or slash before a digit, and other marks than
+commas between digits."""
 _FIRST_LINE = re.compile(r"\s*.*")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def load_grader(name: str) -> Grade:
-    """Return `exact`, `math` or the function at an import path; raises ConfigError for another value."""
+    """Return `exact`, `math` or the function at an import path; raises ConfigError for another
+    value."""
     if name in GRADERS:
         if name == "math" and importlib.util.find_spec("math_verify") is None:
             how = "install it with: pip install 'math-verify[antlr4_13_2]'"
             raise MissingDependencyError(f"env.grader math needs math-verify; {how}")
         return GRADERS[name]
     if "." not in name and ":" not in name:
-        raise ConfigError(f"env.grader must be {', '.join(GRADERS)} or the import path of a function, got {name!r}")
+        raise ConfigError(
+            f"env.grader must be {', '.join(GRADERS)} or the import path of a function, got "
+            f"{name!r}"
+        )
     grader: Grade = load_attribute(name, "env.grader")
     if not callable(grader):
         raise ConfigError(f"env.grader: {name} is {grader!r}, not a function of (answer, question)")
@@ -50,7 +56,8 @@ def load_grader(name: str) -> Grade:
 def find_answer(text: str, start: int = 0) -> tuple[str, tuple[int, int]]:
     """Return the final answer after position `start`, and its span [start, end).
 
-    The answer is the content of the last `\\boxed{}`, or the rest of the line after the last `Answer:`, or everything.
+    The answer is the content of the last `\\boxed{}`, or the rest of the line after the last
+    `Answer:`, or everything.
     """
     span = _last_boxed(text, start)
     if span is None:
@@ -81,9 +88,11 @@ def _last_boxed(text: str, start: int) -> tuple[int, int] | None:
 
 
 def exact(answer: str, question: Question) -> float:
-    """Return 1 if the answer equals a reference, ignoring case, articles, punctuation and white space, else 0.
+    """Return 1 if the answer equals a reference, ignoring case, articles, punctuation and white
+    space, else 0.
 
-    Not ignored are the signs of numbers, and what would leave nothing to compare, as in the answers `A` and `<`.
+    Not ignored are the signs of numbers, and what would leave nothing to compare, as in the answers
+    `A` and `<`.
     """
     references = question.answer if isinstance(question.answer, list | tuple) else [question.answer]
     return float(_normal(answer) in {_normal(str(reference)) for reference in references})
@@ -96,14 +105,16 @@ def _normal(text: str) -> str:
 
 
 def math(answer: str, question: Question) -> float:
-    """Return 1 if the answer has the same value as the reference in any notation, else 0; see `math_server.equal`."""
+    """Return 1 if the answer has the same value as the reference in any notation, else 0; see
+    `math_server.equal`."""
     if not answer or len(answer) > MAX_CHARS:
         return 0.0
     return float(_CHECKER.equal(str(question.answer), answer))
 
 
 class MathChecker:
-    """Compares expressions in another process, which is restarted after a comparison that it could not end."""
+    """Compares expressions in another process, which is restarted after a comparison that it could
+    not end."""
 
     def __init__(self) -> None:
         self._process: Any = None
@@ -140,7 +151,11 @@ class MathChecker:
 def _start() -> Any:
     # -P keeps the current folder's files from shadowing what the process imports.
     command = [sys.executable, "-P", "-c", _BOOT.format(path=sys.path)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.DEVNULL,
+    }
     process: Any = subprocess.Popen(command, **pipes, text=True)
     ready, _, _ = select.select([process.stdout], [], [], START_S)
     if not ready or json.loads(process.stdout.readline() or "null") != "ready":

@@ -1,9 +1,10 @@
 """A process that decides whether two mathematical expressions are equal.
 
-Some comparisons never end (`9^{9^{9^9}}`) and cannot be interrupted from Python. When one takes too long, the kernel
-ends this process, and its parent starts another.
+Some comparisons never end (`9^{9^{9^9}}`) and cannot be interrupted from Python. When one takes too
+long, the kernel ends this process, and its parent starts another.
 
-The process reads one JSON list `[reference, answer]` per line and writes `true` or `false`. Its first line is "ready".
+The process reads one JSON list `[reference, answer]` per line and writes `true` or `false`. Its
+first line is "ready".
 """
 
 import contextlib
@@ -21,7 +22,8 @@ import yaml
 
 @dataclass(frozen=True)
 class Result:
-    """An expression, and its unit: "" for none, "degree", "percent", or a short name with its power (`cm^2`)."""
+    """An expression, and its unit: "" for none, "degree", "percent", or a short name with its power
+    (`cm^2`)."""
 
     expression: str
     unit: str = ""
@@ -76,16 +78,23 @@ def read_result(text: str) -> Result:
 def _unwrapped(wrapped: re.Match[str]) -> str:
     """Return a unit or a degree sign without its `\\text{}`; other text is unchanged."""
     words = wrapped[1].strip()
-    return f" {words} " if words in ("o", "degree", "degrees") or _parsed_unit(f"1 {words}") else wrapped[0]
+    return (
+        f" {words} "
+        if words in ("o", "degree", "degrees") or _parsed_unit(f"1 {words}")
+        else wrapped[0]
+    )
 
 
 def _with_roots(text: str) -> str:
-    """Return the text with LaTeX roots. A root sign applies to the number, letter or bracket that follows it."""
+    """Return the text with LaTeX roots. A root sign applies to the number, letter or bracket that
+    follows it."""
     out, position = "", 0
     while (root := _ROOT.search(text, position)) is not None:
         command = r"\sqrt[3]" if root[1] == "∛" else r"\sqrt"
         operand, end = _operand(text, root.end())
-        out += text[position : root.start()] + (f"{command}{{{_with_roots(operand)}}}" if operand else root[0])
+        out += text[position : root.start()] + (
+            f"{command}{{{_with_roots(operand)}}}" if operand else root[0]
+        )
         position = end
     return out + text[position:]
 
@@ -115,12 +124,19 @@ def _without_unit(text: str) -> tuple[str, str]:
 
 
 def _parsed_unit(text: str) -> tuple[str, str] | None:
-    """Return number and unit of a text that ends in a known unit; None for algebra and for all other texts."""
+    """Return number and unit of a text that ends in a known unit; None for algebra and for all
+    other texts."""
     found = _MEASURE.fullmatch(text)
-    if found is None or found["name"] not in _NAMES or (found["per"] and found["per"] not in _NAMES):
+    if (
+        found is None
+        or found["name"] not in _NAMES
+        or (found["per"] and found["per"] not in _NAMES)
+    ):
         return None
     value = found["number"].rpartition("=")[2]
-    if re.search(r"[a-zA-Z]", _COMMAND.sub("", value)) or (len(found["name"]) == 1 and not found["gap"]):
+    if re.search(r"[a-zA-Z]", _COMMAND.sub("", value)) or (
+        len(found["name"]) == 1 and not found["gap"]
+    ):
         return None
     unit = _NAMES[found["name"]]
     if unit == "unit":
@@ -143,7 +159,8 @@ MEMORY_BYTES = 4 << 30
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Return whether two expressions are equal. Units count if both have one; 25% is 0.25 or, as reference, 25."""
+    """Return whether two expressions are equal. Units count if both have one; 25% is 0.25 or, as
+    reference, 25."""
     gold, given = read_result(reference), read_result(answer)
     if gold.unit and given.unit and gold.unit != given.unit:
         return False
@@ -151,7 +168,9 @@ def equal(reference: str, answer: str) -> bool:
         return _same(gold.expression, given.expression)
     if given.unit == "percent":
         return _same(gold.expression, f"({given.expression})/100")
-    return _same(gold.expression, given.expression) or _same(f"({gold.expression})/100", given.expression)
+    return _same(gold.expression, given.expression) or _same(
+        f"({gold.expression})/100", given.expression
+    )
 
 
 def _same(reference: str, answer: str) -> bool:

@@ -1,6 +1,8 @@
-"""The generated questions of reasoning-gym: a task is the name of a generator, and the seed makes the question.
+"""The generated questions of reasoning-gym: a task is the name of a generator, and the seed makes
+the question.
 
-The generator's own verifier scores the answer. Some give part of the reward for answers that are close.
+The generator's own verifier scores the answer. Some give part of the reward for answers that are
+close.
 """
 
 import dataclasses
@@ -22,7 +24,8 @@ class ReasoningGymSettings(GameSettings):
     no_pictures = "reasoning-gym's questions have no pictures"
 
     level: int | None = Field(None, ge=0)
-    """Difficulty from the generator's own curriculum, from 0 up to its highest; null for the generator's defaults."""
+    """Difficulty from the generator's own curriculum, from 0 up to its highest; null for the
+    generator's defaults."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """Options of the generator, such as {min_animals: 5}, which win over `level`."""
     answer_retries: int = Field(0, ge=0)
@@ -36,7 +39,9 @@ class ReasoningGym(TextGame):
     settings_model = ReasoningGymSettings
     template_path = Path(__file__).with_name("prompt.j2")
     answer_format = (
-        "Answer in exactly this form:\nTHINK: your reasoning, step by step\nACTION: your final answer, and nothing else"
+        "Answer in exactly this form:\n"
+        "THINK: your reasoning, step by step\n"
+        "ACTION: your final answer, and nothing else"
     )
     default_action = "no answer"
 
@@ -63,12 +68,20 @@ class ReasoningGym(TextGame):
         with self._random.in_place():
             try:
                 score = float(self._dataset.score_answer(action, self.entry))
-            except Exception:  # several verifiers fail at an answer of another form, such as a word for a number
+            except (
+                Exception
+            ):  # several verifiers fail at an answer of another form, such as a word for a number
                 metrics["verifier_failed"] = 1.0
         right = score >= 1.0
         last = right or self._turns >= self.max_steps
-        text = "Your answer is right." if right else f"Your answer is not right. Its score is {score:.2f} of 1."
-        return Frame(text, "", score * last, last, progression=min(max(score, 0.0), 1.0), metrics=metrics)
+        text = (
+            "Your answer is right."
+            if right
+            else f"Your answer is not right. Its score is {score:.2f} of 1."
+        )
+        return Frame(
+            text, "", score * last, last, progression=min(max(score, 0.0), 1.0), metrics=metrics
+        )
 
 
 SETTINGS = ReasoningGymSettings
@@ -77,12 +90,15 @@ build_env = ReasoningGym.from_sample
 
 
 def _make(library: ModuleType, task: str, seed: int, settings: ReasoningGymSettings) -> Any:
-    """Make the generator of one question; raises ConfigError for an unknown one and refused options."""
+    """Make the generator of one question; raises ConfigError for an unknown one and refused
+    options."""
     examples = f"there are {len(library.DATASETS)}, such as {DEFAULT_TASK}"
     check_known(task, library.DATASETS, f"reasoning-gym has no generator {task!r}", examples, n=1)
     kind, config_kind = library.DATASETS[task]
     if settings.level is not None and task not in library.CURRICULA:
-        raise ConfigError(f"env.level: reasoning-gym has no levels for {task}; set env.options instead")
+        raise ConfigError(
+            f"env.level: reasoning-gym has no levels for {task}; set env.options instead"
+        )
     try:
         config = config_kind()
         if settings.level is not None:

@@ -1,7 +1,8 @@
-"""The recall episode: one fact at the start, distractors, and a question about the fact every so many turns.
+"""The recall episode: one fact at the start, distractors, and a question about the fact every so
+many turns.
 
-Only a question accepts a colour as an answer. Otherwise a policy could repeat the colour as its action in every turn,
-and a memory that shows actions alone would carry the fact.
+Only a question accepts a colour as an answer. Otherwise a policy could repeat the colour as its
+action in every turn, and a memory that shows actions alone would carry the fact.
 """
 
 import random
@@ -33,8 +34,8 @@ class RecallSettings(GameSettings):
     def _asks_at_least_once(self) -> Self:
         if self.ask_every > (self.max_steps or 100):
             raise ConfigError(
-                f"env.ask_every: {self.ask_every} is more than env.max_steps: {self.max_steps or 100}, so nothing "
-                "would ever be asked; lower it"
+                f"env.ask_every: {self.ask_every} is more than env.max_steps: "
+                f"{self.max_steps or 100}, so nothing would ever be asked; lower it"
             )
         return self
 
@@ -79,11 +80,16 @@ class Recall(TextGame):
         return self.first if self._asks else self.default_action
 
     def explain(self) -> str:
-        """Return the reasoning behind `advice`; it repeats the fact, so that a window can carry it."""
+        """Return the reasoning behind `advice`; it repeats the fact, so that a window can carry
+        it."""
         return f"The first light was {self.first}. I answer {self.advice()}."
 
     def prompt_variables(self) -> dict[str, Any]:
-        return {**super().prompt_variables(), "colours": COLOURS, "ask_every": self.settings.ask_every}
+        return {
+            **super().prompt_variables(),
+            "colours": COLOURS,
+            "ask_every": self.settings.ask_every,
+        }
 
     @property
     def _asks(self) -> bool:
@@ -91,7 +97,9 @@ class Recall(TextGame):
 
     def _frame(self, reward: float) -> Frame:
         over = self._turns >= self.max_steps
-        self.actions = (*COLOURS, self.default_action) if self._asks and not over else (self.default_action,)
+        self.actions = (
+            (*COLOURS, self.default_action) if self._asks and not over else (self.default_action,)
+        )
         if not self._turns:
             text = f"The first light is {self.first}."
         elif over:
@@ -101,7 +109,13 @@ class Recall(TextGame):
         else:
             text = f"The light is {self._random.choice(COLOURS)}."
         progression = self.right / self.questions
-        return Frame(text, reward=reward, terminated=over, progression=progression, metrics={"right": progression})
+        return Frame(
+            text,
+            reward=reward,
+            terminated=over,
+            progression=progression,
+            metrics={"right": progression},
+        )
 
 
 SETTINGS = RecallSettings

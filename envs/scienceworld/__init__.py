@@ -1,8 +1,9 @@
 """The ScienceWorld episode: commands, observations, rewards and the scripted player.
 
-A command is valid if the game's parser understands it. Any other command changes nothing, and `look around` is played
-instead. The reward is the change of the game's score, which goes from 0 to 1 and drops to -1 when the task is failed.
-The simulator draws from a generator that a whole JVM shares, so episodes never share one at the same time.
+A command is valid if the game's parser understands it. Any other command changes nothing, and `look
+around` is played instead. The reward is the change of the game's score, which goes from 0 to 1 and
+drops to -1 when the task is failed. The simulator draws from a generator that a whole JVM shares,
+so episodes never share one at the same time.
 """
 
 import contextlib
@@ -40,12 +41,14 @@ class World:
     def __init__(self) -> None:
         library = load_library()
         try:
-            # The limit is ours, and the simulator's own wrapper would list all valid commands after every step.
+            # The limit is ours, and the simulator's own wrapper would list all valid commands after
+            # every step.
             self._env: Any = library.ScienceWorldEnv("", envStepLimit=10**9)
         except Exception as error:
             raise EnvironmentFault(
-                f"ScienceWorld's Java process did not start ({type(error).__name__}: {error}); see what "
-                "`java -version` prints, and whether there is memory for one more Java process"
+                f"ScienceWorld's Java process did not start ({type(error).__name__}: {error}); see "
+                "what `java -version` prints, and whether there is memory for one more Java "
+                "process"
             ) from error
         self.broken = False
 
@@ -55,12 +58,20 @@ class World:
             self._call(self._env.load, task, variation, simplifications, generateGoldPath=gold)
         except ValueError as error:
             raise ConfigError(f"env.simplifications: {error}") from error
-        return self._call(self._env.server.getTaskDescription).removeprefix("Task Description:").strip()
+        return (
+            self._call(self._env.server.getTaskDescription)
+            .removeprefix("Task Description:")
+            .strip()
+        )
 
     def send(self, command: str) -> Moment:
         server = self._env.server
         text = self._call(server.step, command)
-        return Moment(text.strip(), round(self._call(server.getScore), 2), bool(self._call(server.getCompleted)))
+        return Moment(
+            text.strip(),
+            round(self._call(server.getScore), 2),
+            bool(self._call(server.getCompleted)),
+        )
 
     def look(self) -> str:
         return self._call(self._env.server.freeActionLook).strip()
@@ -77,10 +88,13 @@ class World:
         return tuple(self._call(self._env.get_gold_action_sequence))
 
     def variations(self, task: str, split: str) -> list[int]:
-        """Return the variations of a task in a split, the same in every world; loads a task unless they are known."""
+        """Return the variations of a task in a split, the same in every world; loads a task unless
+        they are known."""
         if (task, split) not in _variations:
             self._call(self._env.load, task, 0, "")
-            _variations[task, split] = list(self._call(getattr(self._env, f"get_variations_{split}")))
+            _variations[task, split] = list(
+                self._call(getattr(self._env, f"get_variations_{split}"))
+            )
         return _variations[task, split]
 
     def close(self) -> None:
@@ -101,7 +115,9 @@ class World:
             raise
         except Exception as error:
             self.broken = True
-            raise EnvironmentFault(f"ScienceWorld's Java process failed: {type(error).__name__}: {error}") from error
+            raise EnvironmentFault(
+                f"ScienceWorld's Java process failed: {type(error).__name__}: {error}"
+            ) from error
 
 
 def lease() -> World:
@@ -138,8 +154,8 @@ def load_library() -> ModuleType:
     library = import_extra("scienceworld", "ScienceWorld", "scienceworld")
     if shutil.which("java") is None:
         raise MissingDependencyError(
-            "ScienceWorld needs Java 8 or newer; install it on every node that runs environments, on Debian with: "
-            "apt-get install -y default-jre-headless"
+            "ScienceWorld needs Java 8 or newer; install it on every node that runs environments, "
+            "on Debian with: apt-get install -y default-jre-headless"
         )
     return library
 
@@ -156,9 +172,11 @@ class ScienceWorldSettings(GameSettings):
     split: Literal["train", "dev", "test"] = "train"
     """Part of a task's variations to play; the seed chooses one of them."""
     simplifications: str = ""
-    """ScienceWorld's own simplifications, joined by commas, such as `openDoors,teleportAction`; `easy` for most."""
+    """ScienceWorld's own simplifications, joined by commas, such as `openDoors,teleportAction`;
+    `easy` for most."""
     admissible_commands: bool = False
-    """List the commands that the game would accept with every observation: hundreds, and about 0.1 s per turn."""
+    """List the commands that the game would accept with every observation: hundreds, and about 0.1
+    s per turn."""
 
 
 class ScienceWorld(CommandGame):
@@ -177,7 +195,12 @@ class ScienceWorld(CommandGame):
         known = load_library().constants.ID2TASK
         self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
         names = list(known.values())
-        check_known(self._name, names, f"ScienceWorld has no task {task!r}", f"there is {', '.join(names[:3])}, ...")
+        check_known(
+            self._name,
+            names,
+            f"ScienceWorld has no task {task!r}",
+            f"there is {', '.join(names[:3])}, ...",
+        )
         self._world: World | None = None
 
     def start(self) -> Frame:
@@ -201,10 +224,15 @@ class ScienceWorld(CommandGame):
 
     def translate(self, candidate: str) -> str | None:
         line = first_line(candidate).strip("\"'`*>. \t").removeprefix("[").removesuffix("]")
-        return line if line and len(line) <= _MAX_CHARACTERS and line.isascii() and line.isprintable() else None
+        return (
+            line
+            if line and len(line) <= _MAX_CHARACTERS and line.isascii() and line.isprintable()
+            else None
+        )
 
     def advice(self) -> str:
-        """Return the next command of ScienceWorld's own solution, or `look around` once play has left it."""
+        """Return the next command of ScienceWorld's own solution, or `look around` once play has
+        left it."""
         known = solution(self._name, self._variation, self.settings.simplifications)
         played = len(self._history)
         left = known[played:] if tuple(self._history) == known[:played] else ()

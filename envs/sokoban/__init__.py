@@ -1,7 +1,8 @@
 """Sokoban: push every box onto a target, in levels that are drawn from the seed or read from files.
 
-The symbols of the map are RAGEN's (or those of level files), and `reward: native` pays what gym-sokoban pays, which
-RAGEN trains on. Levels come from our own generator, so a seed gives other levels here than there.
+The symbols of the map are RAGEN's (or those of level files), and `reward: native` pays what
+gym-sokoban pays, which RAGEN trains on. Levels come from our own generator, so a seed gives other
+levels here than there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,16 @@ from pydantic import model_validator
 
 from envs.base import make_image
 from envs.errors import ConfigError, check_known
-from envs.sokoban.board import SYMBOLS, Push, Room, State, draw_room, find_pushes, is_stuck, moves_of
+from envs.sokoban.board import (
+    SYMBOLS,
+    Push,
+    Room,
+    State,
+    draw_room,
+    find_pushes,
+    is_stuck,
+    moves_of,
+)
 from envs.sokoban.levels import TASKS, make_level, read_level
 from envs.text_game import ANSWER_FORMAT, Frame, GameSettings, PlannedGame, offset_in_words, towards
 from slime_verlog import Field
@@ -31,7 +41,8 @@ _MEANINGS = ("a wall", "floor", "a target", "a box", "a box on a target", "you",
 
 
 class SokobanSettings(GameSettings):
-    """Settings of Sokoban. The size and number of boxes are null by default: the task then sets them."""
+    """Settings of Sokoban. The size and number of boxes are null by default: the task then sets
+    them."""
 
     width: int | None = Field(None, ge=4, le=20)
     """Cells from left to right, outer walls included."""
@@ -42,30 +53,36 @@ class SokobanSettings(GameSettings):
     least_pushes: int | None = Field(None, ge=1)
     """Use only levels whose solution, as the search finds it, has at least this many pushes."""
     levels_path: str | None = None
-    """Text file in Boxoban's format, or folder of such files, whose levels are played instead of generated ones; the
-    seed chooses one, and the task may have any name."""
+    """Text file in Boxoban's format, or folder of such files, whose levels are played instead of
+    generated ones; the seed chooses one, and the task may have any name."""
     reward: Literal["sparse", "native"] = "sparse"
-    """`sparse`: 1 for solving the level. `native`: gym-sokoban's rewards: -0.1 per turn, 1 for a box pushed onto a
-    target, -1 for one pushed off, and 10 for solving the level."""
+    """`sparse`: 1 for solving the level. `native`: gym-sokoban's rewards: -0.1 per turn, 1 for a
+    box pushed onto a target, -1 for one pushed off, and 10 for solving the level."""
     end_when_stuck: bool = False
-    """End the episode as a loss when a box can no longer reach a target. Most such positions are recognized."""
+    """End the episode as a loss when a box can no longer reach a target. Most such positions are
+    recognized."""
     symbols: Literal["ragen", "xsb"] = "ragen"
-    """Symbols of the map: RAGEN's `#_OX√PS`, or those of level files, `# .$*@+`, each for wall, floor, target, box, box
-    on a target, player, player on a target."""
+    """Symbols of the map: RAGEN's `#_OX√PS`, or those of level files, `# .$*@+`, each for wall,
+    floor, target, box, box on a target, player, player on a target."""
     spaced: bool = False
-    """Put a space between the symbols of a row, so that a tokenizer does not join them into one token."""
+    """Put a space between the symbols of a row, so that a tokenizer does not join them into one
+    token."""
 
     @model_validator(mode="after")
     def _check(self) -> SokobanSettings:
         if self.levels_path is not None:
             for key in self.shape:
-                raise ConfigError(f"env.{key} shapes generated levels; remove it to play those of env.levels_path")
+                raise ConfigError(
+                    f"env.{key} shapes generated levels; remove it to play those of env.levels_path"
+                )
         return self
 
     @property
     def shape(self) -> dict[str, int]:
         """Return the settings that shape generated levels and are set."""
-        return self.model_dump(include={"width", "height", "boxes", "least_pushes"}, exclude_none=True)
+        return self.model_dump(
+            include={"width", "height", "boxes", "least_pushes"}, exclude_none=True
+        )
 
 
 class Sokoban(PlannedGame):
@@ -84,7 +101,9 @@ class Sokoban(PlannedGame):
         self.task, self.seed = task, seed
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         if not self._written:
-            check_known(task, TASKS, f"unknown Sokoban task {task!r}", f"there are {', '.join(TASKS)}", n=1)
+            check_known(
+                task, TASKS, f"unknown Sokoban task {task!r}", f"there are {', '.join(TASKS)}", n=1
+            )
         # Levels of files get the limit of Boxoban's size.
         self._shape = replace(TASKS["four_boxes" if self._written else task], **settings.shape)
         self.max_steps = settings.max_steps or self._shape.max_steps
@@ -112,7 +131,13 @@ class Sokoban(PlannedGame):
         return self._frame(event, reward, solved)
 
     def translate(self, candidate: str) -> str | None:
-        words = candidate.lower().strip(" .,!'\"`*[]").removeprefix("move ").removeprefix("push ").removeprefix("go ")
+        words = (
+            candidate.lower()
+            .strip(" .,!'\"`*[]")
+            .removeprefix("move ")
+            .removeprefix("push ")
+            .removeprefix("go ")
+        )
         return words if words in ACTIONS else None
 
     def plan(self) -> list[str]:
@@ -125,7 +150,9 @@ class Sokoban(PlannedGame):
         if not pushes:
             return "I find no way to bring all boxes onto targets, so I wait."
         first = pushes[0]
-        how = "First I walk behind it" if moves_of(room, state, (first,))[1:] else "I stand behind it"
+        how = (
+            "First I walk behind it" if moves_of(room, state, (first,))[1:] else "I stand behind it"
+        )
         left = f"{len(pushes)} push{'es are' if len(pushes) > 1 else ' is'} left"
         y, x = divmod(first.box, room.width)
         y0, x0 = divmod(state.player, room.width)
@@ -138,10 +165,15 @@ class Sokoban(PlannedGame):
 
     def prompt_variables(self) -> dict[str, Any]:
         legend = list(zip(SYMBOLS[self.settings.symbols], _MEANINGS, strict=True))
-        return {**super().prompt_variables(), "legend": legend, "picture_only": self.settings.vlm == "only"}
+        return {
+            **super().prompt_variables(),
+            "legend": legend,
+            "picture_only": self.settings.vlm == "only",
+        }
 
     def _pushes(self) -> tuple[Push, ...] | None:
-        """Return pushes that solve the level; keep the rest of the plan for the state after its first push."""
+        """Return pushes that solve the level; keep the rest of the plan for the state after its
+        first push."""
         here = self.state.boxes, self.room.reach(self.state)
         if here not in self._plans:
             self._plans[here] = find_pushes(self.room, self.state)

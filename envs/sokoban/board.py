@@ -1,8 +1,9 @@
-"""A room, the moves in it, how it is drawn, and a scripted player. Sets of cells are integers: cell (x, y) is one bit.
+"""A room, the moves in it, how it is drawn, and a scripted player. Sets of cells are integers: cell
+(x, y) is one bit.
 
-The bit is y * width + x. The outermost cells of a room are walls, so shifting a set of floor cells by one cell never
-wraps around an edge. The player is a weighted A* over pushes, without pushes into cells from which a box cannot reach
-any target.
+The bit is y * width + x. The outermost cells of a room are walls, so shifting a set of floor cells
+by one cell never wraps around an edge. The player is a weighted A* over pushes, without pushes into
+cells from which a box cannot reach any target.
 """
 
 import heapq
@@ -16,10 +17,16 @@ import numpy as np
 
 from envs.errors import ConfigError
 
-DIRECTIONS: dict[str, tuple[int, int]] = {"up": (0, -1), "down": (0, 1), "left": (-1, 0), "right": (1, 0)}
+DIRECTIONS: dict[str, tuple[int, int]] = {
+    "up": (0, -1),
+    "down": (0, 1),
+    "left": (-1, 0),
+    "right": (1, 0),
+}
 """(dx, dy) of each move; y grows downwards."""
 SYMBOLS = {"ragen": "#_OX√PS", "xsb": "# .$*@+"}
-"""Symbols of wall, floor, target, box, box on a target, player and player on a target, in RAGEN and in level files."""
+"""Symbols of wall, floor, target, box, box on a target, player and player on a target, in RAGEN and
+in level files."""
 TILE_PIXELS = 32
 _FLOOR, _WALL = (226, 214, 190), (112, 84, 66)
 _TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
@@ -29,7 +36,8 @@ _SQUARES = ((_WALL,), *((_FLOOR, *colors) for colors in _ON_FLOOR))
 MAX_NODES = 20_000
 """Nodes that a search expands before it gives up."""
 _GUIDANCE = 2
-"""Weight of the estimated remaining pushes against those made; above 1 is faster, with longer plans."""
+"""Weight of the estimated remaining pushes against those made; above 1 is faster, with longer
+plans."""
 
 
 class State(NamedTuple):
@@ -71,7 +79,8 @@ class Room:
         return [range(start, start + self.width) for start in starts]
 
     def move(self, state: State, direction: str) -> State:
-        """Go one step, pushing a box if there is one; the same state if a wall or a second box is in the way."""
+        """Go one step, pushing a box if there is one; the same state if a wall or a second box is
+        in the way."""
         stride = self.strides[direction]
         ahead = state.player + stride
         if not self.floor >> ahead & 1:
@@ -131,17 +140,25 @@ def each(cells: int) -> Iterator[int]:
 
 
 def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
-    """Read a drawn level; cells out of the player's reach are walls. Raises ConfigError for impossible levels."""
+    """Read a drawn level; cells out of the player's reach are walls. Raises ConfigError for
+    impossible levels."""
     rows = [row for row in text.splitlines() if row.strip()]
     width, height = max(map(len, rows), default=0), len(rows)
     found = dict.fromkeys(symbols, 0)
     for y, row in enumerate(rows):
         for x, symbol in enumerate(row):
             if symbol not in found:
-                raise ConfigError(f"a Sokoban level has the symbol {symbol!r}; levels are written with {symbols!r}")
+                raise ConfigError(
+                    f"a Sokoban level has the symbol {symbol!r}; levels are written with "
+                    f"{symbols!r}"
+                )
             found[symbol] |= 1 << y * width + x
     _, floor, target, box, placed, player, player_on_target = (found[symbol] for symbol in symbols)
-    players, boxes, targets = player | player_on_target, box | placed, target | placed | player_on_target
+    players, boxes, targets = (
+        player | player_on_target,
+        box | placed,
+        target | placed | player_on_target,
+    )
     if players.bit_count() != 1 or not boxes or boxes.bit_count() != targets.bit_count():
         raise ConfigError(
             f"a Sokoban level has {players.bit_count()} players, {boxes.bit_count()} boxes and "
@@ -152,7 +169,9 @@ def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
     if inside & room.edge:
         raise ConfigError("a Sokoban level has a gap in its outer wall; close it")
     if (boxes | targets) & ~inside:
-        raise ConfigError("a Sokoban level has boxes or targets behind walls, where the player cannot go")
+        raise ConfigError(
+            "a Sokoban level has boxes or targets behind walls, where the player cannot go"
+        )
     return Room(width, height, inside, targets), State(players.bit_length() - 1, boxes)
 
 
@@ -180,13 +199,15 @@ class Push(NamedTuple):
 
 @lru_cache(maxsize=256)
 def push_distances(room: Room) -> dict[int, int]:
-    """Return the pushes that take a lone box from each cell to the nearest target; cells without a way are left out."""
+    """Return the pushes that take a lone box from each cell to the nearest target; cells without a
+    way are left out."""
     distances = dict.fromkeys(each(room.targets), 0)
     queue = list(distances)
     for cell in queue:
         for stride in room.strides.values():
             before, player = cell - stride, cell - 2 * stride
-            # A floor cell before the wall ring always has a neighbour, so `player` is inside the room.
+            # A floor cell before the wall ring always has a neighbour, so `player` is inside the
+            # room.
             if before not in distances and room.floor >> before & 1 and room.floor >> player & 1:
                 distances[before] = distances[cell] + 1
                 queue.append(before)
@@ -194,13 +215,15 @@ def push_distances(room: Room) -> dict[int, int]:
 
 
 def is_stuck(room: Room, boxes: int) -> bool:
-    """Return whether a box can no longer reach a target, whatever is done; some such cases are not found."""
+    """Return whether a box can no longer reach a target, whatever is done; some such cases are not
+    found."""
     dead = room.floor & ~sum(1 << cell for cell in push_distances(room))
     return bool(boxes & dead) or _is_blocked(room, boxes)
 
 
 def _is_blocked(room: Room, boxes: int) -> bool:
-    """Return whether four walls and boxes form a square with a box that is not on a target: it can never be moved."""
+    """Return whether four walls and boxes form a square with a box that is not on a target: it can
+    never be moved."""
     solid, width = room.walls | boxes, room.width
     pairs = solid & solid >> 1
     corners = pairs & pairs >> width
@@ -210,7 +233,8 @@ def _is_blocked(room: Room, boxes: int) -> bool:
 
 
 def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[Push, ...] | None:
-    """Return pushes that solve the room from here, or None if none are found within `max_nodes` states."""
+    """Return pushes that solve the room from here, or None if none are found within `max_nodes`
+    states."""
     if is_stuck(room, state.boxes):
         return None
     distances = push_distances(room)
@@ -239,8 +263,11 @@ def find_pushes(room: Room, state: State, max_nodes: int = MAX_NODES) -> tuple[P
     return None
 
 
-def _pushes(room: Room, node: tuple[int, int], distances: dict[int, int]) -> Iterator[tuple[Push, tuple[int, int]]]:
-    """Yield the possible pushes not known to be fatal, with the boxes and the player's cells after each."""
+def _pushes(
+    room: Room, node: tuple[int, int], distances: dict[int, int]
+) -> Iterator[tuple[Push, tuple[int, int]]]:
+    """Yield the possible pushes not known to be fatal, with the boxes and the player's cells after
+    each."""
     boxes, region = node
     free = room.floor & ~boxes
     for direction, stride in room.strides.items():

@@ -1,4 +1,5 @@
-"""Draws solvable levels from a seed: carve a room, pull the boxes off their targets, and solve the result by search."""
+"""Draws solvable levels from a seed: carve a room, pull the boxes off their targets, and solve the
+result by search."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -7,7 +8,16 @@ from pathlib import Path
 import numpy as np
 
 from envs.errors import ConfigError
-from envs.sokoban.board import Room, State, each, find_pushes, moves_of, push_distances, read_room, shift
+from envs.sokoban.board import (
+    Room,
+    State,
+    each,
+    find_pushes,
+    moves_of,
+    push_distances,
+    read_room,
+    shift,
+)
 
 _MAX_DRAWS = 3000
 _MAX_NODES = 2000
@@ -43,13 +53,16 @@ TASKS = {
     "three_boxes": Shape(10, 10, 3, 10, 120),
     "four_boxes": Shape(10, 10, 4, 16, 120),
 }
-"""Tasks from easy to hard. RAGEN trains on the first two sizes; gym-sokoban's are 10 x 10 with three to five boxes."""
+"""Tasks from easy to hard. RAGEN trains on the first two sizes; gym-sokoban's are 10 x 10 with
+three to five boxes."""
 
 
 @lru_cache(maxsize=64)
 def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
-    """Return the seed's level, solvable within `shape.max_steps` moves; raises ConfigError if none is found."""
-    # RandomState, because its numbers are the same in all versions of NumPy. It is seeded with 32 bits.
+    """Return the seed's level, solvable within `shape.max_steps` moves; raises ConfigError if none
+    is found."""
+    # RandomState, because its numbers are the same in all versions of NumPy. It is seeded with 32
+    # bits.
     rng = np.random.RandomState(seed % 2**32)
     for _ in range(_MAX_DRAWS):
         drawn = _draw(shape, rng)
@@ -59,13 +72,15 @@ def make_level(shape: Shape, seed: int) -> tuple[Room, State]:
         if len(pushes) >= shape.least_pushes and len(moves_of(*drawn, pushes)) <= shape.max_steps:
             return drawn
     raise ConfigError(
-        f"no Sokoban level of {shape.width} x {shape.height} cells with {shape.boxes} boxes and at least "
-        f"{shape.least_pushes} pushes was found for seed {seed}; use larger rooms, fewer boxes or fewer pushes"
+        f"no Sokoban level of {shape.width} x {shape.height} cells with {shape.boxes} boxes and at "
+        f"least {shape.least_pushes} pushes was found for seed {seed}; use larger rooms, fewer "
+        "boxes or fewer pushes"
     )
 
 
 def _draw(shape: Shape, rng: np.random.RandomState) -> tuple[Room, State] | None:
-    """Return a level whose boxes were pulled off their targets; None if there was no place for that."""
+    """Return a level whose boxes were pulled off their targets; None if there was no place for
+    that."""
     floor = _carve(shape, rng)
     cells = list(each(floor))
     if len(cells) < 2 * shape.boxes + 1:
@@ -95,7 +110,8 @@ def _carve(shape: Shape, rng: np.random.RandomState) -> int:
 
 
 def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Room, State] | None:
-    """Pull the boxes at random from their targets; keep the state whose boxes are furthest away, all off targets."""
+    """Pull the boxes at random from their targets; keep the state whose boxes are furthest away,
+    all off targets."""
     boxes = room.targets
     region = room.flood(player, room.floor & ~boxes)
     best: tuple[int, int, int] | None = None
@@ -124,10 +140,12 @@ def _pull_apart(room: Room, player: int, rng: np.random.RandomState) -> tuple[Ro
 
 
 def read_level(path: str, seed: int) -> tuple[Room, State]:
-    """Return the seed's level of a text file, or of the `.txt` files of a folder, in Boxoban's format.
+    """Return the seed's level of a text file, or of the `.txt` files of a folder, in Boxoban's
+    format.
 
-    Levels are separated by lines that begin with a semicolon, or by empty lines. Raises ConfigError, which
-    names the file and the level, if the file is missing, is empty, or holds a malformed level.
+    Levels are separated by lines that begin with a semicolon, or by empty lines. Raises
+    ConfigError, which names the file and the level, if the file is missing, is empty, or holds a
+    malformed level.
     """
     place = Path(path).expanduser()
     files = sorted(place.rglob("*.txt")) if place.is_dir() else [place]
@@ -149,6 +167,10 @@ def read_level(path: str, seed: int) -> tuple[Room, State]:
 
 @lru_cache(maxsize=32)
 def _drawings(file: Path, edited: int) -> list[str]:
-    """Return the levels of a file as text; `edited`, its modification time, makes an edited file be read again."""
-    lines = ["" if line.startswith(";") else line.rstrip() for line in file.read_text(encoding="utf-8").splitlines()]
+    """Return the levels of a file as text; `edited`, its modification time, makes an edited file be
+    read again."""
+    lines = [
+        "" if line.startswith(";") else line.rstrip()
+        for line in file.read_text(encoding="utf-8").splitlines()
+    ]
     return [drawing for drawing in "\n".join(lines).split("\n\n") if drawing.strip()]

@@ -1,6 +1,8 @@
-"""Fixing bugs in a repository: the agent reads, edits and runs code with tools, and tests decide about the reward.
+"""Fixing bugs in a repository: the agent reads, edits and runs code with tools, and tests decide
+about the reward.
 
-The environment is a task's repository, tools to work on it, and a verdict at the end of the episode.
+The environment is a task's repository, tools to work on it, and a verdict at the end of the
+episode.
 """
 
 import functools
@@ -32,7 +34,8 @@ class SWESettings(ShellSettings):
     repos: Mapping[str, str] = {}
     """Folder of the local clone of each `repo` that the instances name."""
     python: str | None = None
-    """Python interpreter with pytest and the repositories' dependencies; null for the one that runs the environment."""
+    """Python interpreter with pytest and the repositories' dependencies; null for the one that runs
+    the environment."""
     pythons: Mapping[str, str] = {}
     """Interpreters for particular repositories, keyed by `repo`; the others use `python`."""
     test_args: tuple[str, ...] = ()
@@ -44,8 +47,9 @@ class SWESettings(ShellSettings):
     command_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds that one command may take."""
     test_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that one run of the tests may take. All commands of a turn together take at most the larger of this and
-    `command_timeout_s`. Judging takes at most four times this, so `env_step_timeout_s` must exceed five times this."""
+    """Seconds that one run of the tests may take. All commands of a turn together take at most the
+    larger of this and `command_timeout_s`. Judging takes at most four times this, so
+    `env_step_timeout_s` must exceed five times this."""
     memory_mb: int = Field(default=2048, ge=1)
     """Memory limit in MB, for each process and for all processes of a command together."""
     processes: int = Field(default=128, ge=1)
@@ -55,14 +59,16 @@ class SWESettings(ShellSettings):
     tree_mb: int = Field(default=512, ge=1)
     """Size that the repository's tree may reach, in MB."""
     writable_tests: bool = False
-    """Let tests write into the tree in which they are judged, for repositories whose tests need it."""
+    """Let tests write into the tree in which they are judged, for repositories whose tests need
+    it."""
 
     def cache(self) -> Path:
         """Folder for pristine trees and fetched packages."""
         return Path(self.cache_dir).expanduser() if self.cache_dir else default_cache()
 
     def python_for(self, repo: str) -> Path:
-        """Interpreter for a repository; its links are kept, as a virtual environment is found through them."""
+        """Interpreter for a repository; its links are kept, as a virtual environment is found
+        through them."""
         return Path(self.pythons.get(repo) or self.python or sys.executable).expanduser().absolute()
 
     def limits(self, seconds: float) -> Limits:
@@ -72,7 +78,9 @@ class SWESettings(ShellSettings):
     def judge(self, repo: str) -> TestSettings:
         """How tests of a repository are run."""
         limits = self.limits(self.test_timeout_s)
-        return TestSettings(self.python_for(repo), limits, tuple(self.test_args), self.writable_tests)
+        return TestSettings(
+            self.python_for(repo), limits, tuple(self.test_args), self.writable_tests
+        )
 
 
 SETTINGS = SWESettings
@@ -97,7 +105,8 @@ class SWEEnv(ShellEnv[SWESettings]):
         """How the episode was judged; None until its end, or if it ended without being judged."""
 
     def prepare(self) -> tuple[Path, Plan]:
-        """Return the pristine tree and the verdict's plan, both cached; raises as `pristine_tree` and `load_plan`."""
+        """Return the pristine tree and the verdict's plan, both cached; raises as `pristine_tree`
+        and `load_plan`."""
         cache = self.settings.cache()
         pristine = pristine_tree(self.repository, self.instance.base_commit, cache)
         return pristine, load_plan(self.instance, pristine, cache, self.judge)
@@ -125,8 +134,14 @@ class SWEEnv(ShellEnv[SWESettings]):
         return max(self.settings.command_timeout_s, self.settings.test_timeout_s)
 
     def judge_files(self) -> Judgement:
-        verdict = self.verdict = evaluate(self.instance, self._pristine, self._workspace.tree, self.judge, self._plan)
-        sentence = "Solved: all required tests pass." if verdict.solved else f"Not solved: {harmless(verdict.reason)}."
+        verdict = self.verdict = evaluate(
+            self.instance, self._pristine, self._workspace.tree, self.judge, self._plan
+        )
+        sentence = (
+            "Solved: all required tests pass."
+            if verdict.solved
+            else f"Not solved: {harmless(verdict.reason)}."
+        )
         metrics = {"fail_to_pass": verdict.fail_to_pass, "pass_to_pass": verdict.pass_to_pass}
         return Judgement(self.reward(verdict), verdict.progression, sentence, metrics)
 
@@ -136,7 +151,8 @@ class SWEEnv(ShellEnv[SWESettings]):
 
 @functools.lru_cache(maxsize=32)
 def check_machine(python: Path) -> None:
-    """Make sure, once per interpreter, that the sandbox starts and that pytest can be imported in it.
+    """Make sure, once per interpreter, that the sandbox starts and that pytest can be imported in
+    it.
 
     Raises:
         MissingDependencyError: no bubblewrap.
@@ -148,11 +164,15 @@ def check_machine(python: Path) -> None:
     outcome = sandbox.run([str(python), "-s", "-B", "-c", "import pytest"])
     if outcome.returncode != 0:
         error = outcome.output.strip()[-300:] or outcome.stopped
-        raise ConfigError(f"env.python: {python} cannot import pytest; install it there (pip install pytest): {error}")
+        raise ConfigError(
+            f"env.python: {python} cannot import pytest; install it there (pip install pytest): "
+            f"{error}"
+        )
 
 
 def build_env(sample: Any, args: Any) -> SWEEnv:
-    """Make the environment of one task; `task` is an `instance_id`. The seed changes nothing here."""
+    """Make the environment of one task; `task` is an `instance_id`. The seed changes nothing
+    here."""
     task, _ = describe_task(sample)
     return make_env(task, read_env_settings(SWESettings, args))
 

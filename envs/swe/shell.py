@@ -1,7 +1,8 @@
-"""Base of environments in which the model works on files with tools in a sandbox, and is judged at the end.
+"""Base of environments in which the model works on files with tools in a sandbox, and is judged at
+the end.
 
-Invariants: any text is a legal response. Nothing that the agent does reaches the machine outside its sandbox. The
-reward comes from `judge_files` alone, once, after the agent's last command.
+Invariants: any text is a legal response. Nothing that the agent does reaches the machine outside
+its sandbox. The reward comes from `judge_files` alone, once, after the agent's last command.
 """
 
 import abc
@@ -14,7 +15,16 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from envs.base import BaseInteractionEnv, Observation, StepInfo, make_observation, timed
 from envs.errors import EpisodeOverError
-from envs.swe.tools import TOOLS, Call, ShellTool, Workbench, execute, execute_all, harmless, parse_response
+from envs.swe.tools import (
+    TOOLS,
+    Call,
+    ShellTool,
+    Workbench,
+    execute,
+    execute_all,
+    harmless,
+    parse_response,
+)
 from envs.templates import render_template
 from slime_verlog import Field, Settings
 
@@ -35,8 +45,8 @@ class ShellSettings(Settings):
     submit_on_limit: bool = False
     """Judge the files when the turns are used up."""
     deterministic: bool = True
-    """Set to false if commands print times or other things that change, as `cargo build` does. A lost episode is then
-    given up instead of replayed."""
+    """Set to false if commands print times or other things that change, as `cargo build` does. A
+    lost episode is then given up instead of replayed."""
 
 
 S = TypeVar("S", bound=ShellSettings)
@@ -44,7 +54,8 @@ S = TypeVar("S", bound=ShellSettings)
 
 @dataclass(frozen=True)
 class Judgement:
-    """The outcome of an episode: its reward and progression, the metrics, and a sentence for the agent."""
+    """The outcome of an episode: its reward and progression, the metrics, and a sentence for the
+    agent."""
 
     reward: float = 0.0
     progression: float = 0.0
@@ -54,7 +65,8 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found about one task: what is wrong with it (empty if nothing is), and what is worth knowing."""
+    """What a check found about one task: what is wrong with it (empty if nothing is), and what is
+    worth knowing."""
 
     task: str
     problem: str = ""
@@ -81,7 +93,8 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
 
     @abc.abstractmethod
     def open_files(self) -> tuple[Workbench, str]:
-        """Make the episode's files: what tools act on, and the name of the folder that they start in."""
+        """Make the episode's files: what tools act on, and the name of the folder that they start
+        in."""
 
     @abc.abstractmethod
     def judge_files(self) -> Judgement:
@@ -107,17 +120,27 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
             "limit_note": self.limit_notes[self.settings.submit_on_limit],
             **self.prompt_variables(),
         }
-        self.instruction_prompt = render_template(self.settings.prompt_template or self.template, variables)
-        return make_observation(f"{folder} holds:\n{execute(self._bench, self._default_call()).text}", self._status())
+        self.instruction_prompt = render_template(
+            self.settings.prompt_template or self.template, variables
+        )
+        return make_observation(
+            f"{folder} holds:\n{execute(self._bench, self._default_call()).text}", self._status()
+        )
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if self._bench is None:
-            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+            raise EpisodeOverError(
+                "step was called before reset or after the episode's end; call reset first"
+            )
         self.steps += 1
-        response = parse_response(response_text, self.settings.max_calls, self.offered, self.call_form)
+        response = parse_response(
+            response_text, self.settings.max_calls, self.offered, self.call_form
+        )
         calls = response.calls if response.valid else (self._default_call(),)
         began = time.monotonic()
-        text, failures, submitted = execute_all(replace(self._bench, deadline=began + self.seconds_left()), calls)
+        text, failures, submitted = execute_all(
+            replace(self._bench, deadline=began + self.seconds_left()), calls
+        )
         self.used_s += time.monotonic() - began
         at_limit = not submitted and (self.steps >= self.max_steps or self.seconds_left() <= 0)
         judgement = Judgement()
@@ -128,15 +151,23 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
         if submitted or at_limit:
             self.close()
         info: StepInfo = {
-            "reward": judgement.reward if response.valid else judgement.reward - self.settings.format_penalty,
+            "reward": judgement.reward
+            if response.valid
+            else judgement.reward - self.settings.format_penalty,
             "terminated": submitted,
             "truncated": at_limit,
             "valid_action": response.valid,
-            "executed_action": "\n".join(call.text() for call in calls) if response.valid else self.default_action,
+            "executed_action": "\n".join(call.text() for call in calls)
+            if response.valid
+            else self.default_action,
             "progression": judgement.progression,
             "action": response_text[slice(*response.span)] if response.span else None,
             "action_span": response.span,
-            "metrics": {"tool_calls": float(len(calls)), "tool_failures": float(failures), **judgement.metrics},
+            "metrics": {
+                "tool_calls": float(len(calls)),
+                "tool_failures": float(failures),
+                **judgement.metrics,
+            },
         }
         if not response.valid:
             errors = harmless("; ".join(response.errors) or "no tool call was found")

@@ -1,4 +1,5 @@
-"""Makes the tasks of `small_tasks.yaml` from releases that pip fetches, pinned by checksum; each has one bug."""
+"""Makes the tasks of `small_tasks.yaml` from releases that pip fetches, pinned by checksum; each
+has one bug."""
 
 import difflib
 import functools
@@ -50,7 +51,8 @@ _YAML = read_yaml_mapping(str(Path(__file__).with_suffix(".yaml")), "small tasks
 _PACKAGES = {name: Package(name, **release) for name, release in _YAML["packages"].items()}
 TOOLZ, CACHETOOLS = _PACKAGES["toolz"], _PACKAGES["cachetools"]
 SMALL_TASKS: Mapping[str, SmallTask] = {
-    name: SmallTask(**{**row, "package": _PACKAGES[row["package"]]}) for name, row in _YAML["tasks"].items()
+    name: SmallTask(**{**row, "package": _PACKAGES[row["package"]]})
+    for name, row in _YAML["tasks"].items()
 }
 
 
@@ -59,7 +61,9 @@ def small_instance(name: str, cache: Path, settings: TestSettings) -> tuple[Inst
     task = SMALL_TASKS.get(name)
     if task is None:
         hint = did_you_mean(name, SMALL_TASKS, f"there are {', '.join(SMALL_TASKS)}", n=1)
-        raise ConfigError(f"unknown SWE task {name!r}; {hint} (for tasks of your own set env.instances)")
+        raise ConfigError(
+            f"unknown SWE task {name!r}; {hint} (for tasks of your own set env.instances)"
+        )
     folder = cache / "small" / f"{name}-{_digest(repr(task), settings.python)}"
     with building(folder) as scratch:
         if scratch is not None:
@@ -69,11 +73,14 @@ def small_instance(name: str, cache: Path, settings: TestSettings) -> tuple[Inst
 
 
 def _digest(*parts: object) -> str:
-    """Which tests are green depends on the Python, so what is made with one is not used with another."""
+    """Which tests are green depends on the Python, so what is made with one is not used with
+    another."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:10]
 
 
-def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings: TestSettings) -> None:
+def _make_task(
+    name: str, task: SmallTask, cache: Path, scratch: Path, settings: TestSettings
+) -> None:
     released = released_tree(task.package, cache)
     green = green_tests(task.package, released, cache, settings)
     repository = scratch / "repository"
@@ -81,7 +88,10 @@ def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings:
     build_tree(repository, released)
     right = (repository / task.path).read_text(encoding="utf-8")
     if right.count(task.right) != 1:
-        raise ConfigError(f"{name}: {task.right!r} occurs {right.count(task.right)} times in {task.path}, not once")
+        raise ConfigError(
+            f"{name}: {task.right!r} occurs {right.count(task.right)} times in {task.path}, not "
+            "once"
+        )
     wrong = right.replace(task.right, task.wrong)
     (repository / task.path).write_text(wrong, encoding="utf-8")
     row = {
@@ -90,7 +100,9 @@ def _make_task(name: str, task: SmallTask, cache: Path, scratch: Path, settings:
         "base_commit": commit_all(repository),
         "problem_statement": task.statement,
         "patch": unified_diff(task.path, wrong, right),
-        "test_patch": unified_diff(task.hidden_test[0], None, task.hidden_test[1]) if task.hidden_test else "",
+        "test_patch": unified_diff(task.hidden_test[0], None, task.hidden_test[1])
+        if task.hidden_test
+        else "",
         "FAIL_TO_PASS": task.turns_green,
         "PASS_TO_PASS": sorted(set(green) - {*task.turns_green, *task.left_out}),
     }
@@ -104,37 +116,64 @@ def released_tree(package: Package, cache: Path) -> Path:
         if scratch is not None:
             archive = _fetch(package, cache / "archives")
             scratch.mkdir()
-            unpack = ("tar", "-xzf", str(archive), "-C", str(scratch), "--strip-components=1", "--no-same-owner")
+            unpack = (
+                "tar",
+                "-xzf",
+                str(archive),
+                "-C",
+                str(scratch),
+                "--strip-components=1",
+                "--no-same-owner",
+            )
             run_program(*unpack)
     return target
 
 
 def _fetch(package: Package, folder: Path) -> Path:
-    """The source archive, from `folder` or through pip; raises EnvironmentFault if it is not the pinned one."""
+    """The source archive, from `folder` or through pip; raises EnvironmentFault if it is not the
+    pinned one."""
     archive = folder / f"{package.label}.tar.gz"
     folder.mkdir(parents=True, exist_ok=True)
     wanted = f"{package.name}=={package.version}"
     if not archive.exists():
-        argv = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", package.name]
-        done = subprocess.run([*argv, "-d", str(folder), wanted], capture_output=True, text=True, check=False)
+        argv = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "-q",
+            "--no-deps",
+            "--no-binary",
+            package.name,
+        ]
+        done = subprocess.run(
+            [*argv, "-d", str(folder), wanted], capture_output=True, text=True, check=False
+        )
         if not archive.exists():
             reason = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
-            raise EnvironmentFault(f"cannot fetch the source of {wanted}: {reason}; put {archive.name} into {folder}")
+            raise EnvironmentFault(
+                f"cannot fetch the source of {wanted}: {reason}; put {archive.name} into {folder}"
+            )
     found = hashlib.sha256(archive.read_bytes()).hexdigest()
     if found != package.sha256:
-        raise EnvironmentFault(f"{archive} is not the release {wanted} (sha256 {found}); remove it and try again")
+        raise EnvironmentFault(
+            f"{archive} is not the release {wanted} (sha256 {found}); remove it and try again"
+        )
     return archive
 
 
 def green_tests(package: Package, released: Path, cache: Path, settings: TestSettings) -> list[str]:
-    """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if they do not run."""
+    """Tests of the release that pass with this Python, found by one run; raises EnvironmentFault if
+    they do not run."""
     target = cache / "released" / f"{package.label}-{_digest(settings.python)}.json"
     with building(target) as scratch:
         if scratch is not None:
             try:
                 run = run_tests(functools.partial(build_tree, pristine=released), (), settings)
             except NotCounted as error:
-                raise EnvironmentFault(f"the tests of {package.label} do not run: {error}") from error
+                raise EnvironmentFault(
+                    f"the tests of {package.label} do not run: {error}"
+                ) from error
             green = sorted(test for test, outcome in run.outcomes.items() if outcome == "passed")
             scratch.write_text(json.dumps(green), encoding="utf-8")
     return json.loads(target.read_text(encoding="utf-8"))

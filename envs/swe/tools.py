@@ -1,9 +1,9 @@
 """The tools of SWE and Harbor: reads their calls from a response, and executes them.
 
-Calls have the forms of `envs/calls.py`. In a response without such a call, a plain line alone or after `ACTION:`
-counts as one: `view setup.py 1 40`. Each tool takes the episode's workbench and its checked arguments, and returns text
-for the model. Invariants: a result has at most `output_chars` characters, says when it was cut, and contains no markup
-of chats.
+Calls have the forms of `envs/calls.py`. In a response without such a call, a plain line alone or
+after `ACTION:` counts as one: `view setup.py 1 40`. Each tool takes the episode's workbench and its
+checked arguments, and returns text for the model. Invariants: a result has at most `output_chars`
+characters, says when it was cut, and contains no markup of chats.
 """
 
 from __future__ import annotations
@@ -36,10 +36,14 @@ from slime_verlog import read_yaml_mapping
 
 _STRUCTURE = re.compile(r"<(?=[/|]|tool_call>|think>)")
 """The brackets that `Call.text` escapes: of tags, and of chat markers such as `<|im_end|>`."""
-_MARKUP = re.compile(r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)")
-"""The brackets of tags and chat markers in what tools return; `harmless` puts a space after each."""
+_MARKUP = re.compile(
+    r"<(?=/?tool_(?:call|response)>|\|[A-Za-z0-9_▁]{1,64}\|>|｜[^｜\n]{1,64}｜>|/?s>|/?think>)"
+)
+"""The brackets of tags and chat markers in what tools return; `harmless` puts a space after
+each."""
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f\x80-\x9f]")
-"""Escape sequences of terminals, and control characters other than tab and newline, which `harmless` removes."""
+"""Escape sequences of terminals, and control characters other than tab and newline, which
+`harmless` removes."""
 MAX_COMMAND_BYTES = 32 << 10
 """Longest command of `run`, and longest list of targets of `run_tests`."""
 _VIEW_LINES = 200
@@ -86,19 +90,26 @@ class ShellTool:
         return ArgumentCheck({"type": "function", "function": self.schema})
 
     def read(self, arguments: Mapping[str, Any], as_text: bool = False) -> Call | str:
-        """A call with these arguments, or what is wrong with them. `as_text`: numbers come as digits."""
+        """A call with these arguments, or what is wrong with them. `as_text`: numbers come as
+        digits."""
         given = self.check.convert(arguments) if as_text else dict(arguments)
         if error := self.check(given):
             return error
         for key, value in given.items():
-            if isinstance(value, str) and ("\0" in value or value.encode("utf-8", "ignore").decode() != value):
+            if isinstance(value, str) and (
+                "\0" in value or value.encode("utf-8", "ignore").decode() != value
+            ):
                 return f"{self.name}: {key} holds a NUL character or half of a surrogate pair"
-        return Call(self.name, {key: given.get(key, self.defaults.get(key)) for key in self.parameters})
+        return Call(
+            self.name, {key: given.get(key, self.defaults.get(key)) for key in self.parameters}
+        )
 
 
 TOOLS: Mapping[str, ShellTool] = {
     name: ShellTool(name, **tool)
-    for name, tool in read_yaml_mapping(str(Path(__file__).with_name("tools.yaml")), "tools").items()
+    for name, tool in read_yaml_mapping(
+        str(Path(__file__).with_name("tools.yaml")), "tools"
+    ).items()
 }
 
 
@@ -110,20 +121,25 @@ class Call(tool_calls.Call):
         defaults = TOOLS[self.name].defaults
         given = {k: v for k, v in self.arguments.items() if k not in defaults or v != defaults[k]}
         body = json.dumps({"name": self.name, "arguments": given}, ensure_ascii=False)
-        # Escaped, so that no tag or chat marker inside of an argument ends the block or the message.
+        # Escaped, so that no tag or chat marker inside of an argument ends the block or the
+        # message.
         body = _STRUCTURE.sub(r"\\u003c", body)
         return f"{OPEN}\n{body}\n{CLOSE}"
 
 
 @dataclass(frozen=True)
 class Response(tool_calls.Calls):
-    """As `envs.tools` finds them: calls in order, what was wrong, and the [start, end) of the asking text."""
+    """As `envs.tools` finds them: calls in order, what was wrong, and the [start, end) of the
+    asking text."""
 
     calls: tuple[Call, ...] = ()
 
 
 def parse_response(
-    text: str, max_calls: int = 4, tools: Mapping[str, ShellTool] = TOOLS, form: CallForm | None = None
+    text: str,
+    max_calls: int = 4,
+    tools: Mapping[str, ShellTool] = TOOLS,
+    form: CallForm | None = None,
 ) -> Response:
     """Read the calls of `tools` out of a response; `form`: as `find_calls`.
 
@@ -151,10 +167,14 @@ def _parse_plain(text: str, tools: Mapping[str, ShellTool], form: CallForm | Non
         stripped = stripped[:end] if end else stripped
     else:
         line = stripped.split("\n", 1)[0].rstrip()
-        result = _read_line(tools, line) if start > 0 or line == stripped else "no tool call was found"
+        result = (
+            _read_line(tools, line) if start > 0 or line == stripped else "no tool call was found"
+        )
         stripped = line
     span = (offset, offset + len(stripped))
-    return Response((result,), (), span) if isinstance(result, Call) else Response((), (result,), span)
+    return (
+        Response((result,), (), span) if isinstance(result, Call) else Response((), (result,), span)
+    )
 
 
 def _read_line(tools: Mapping[str, ShellTool], line: str) -> Call | str:
@@ -167,7 +187,9 @@ def _read_line(tools: Mapping[str, ShellTool], line: str) -> Call | str:
     words = rest.split(None, len(tool.plain) - 1) if tool.plain else rest.split()
     if len(words) > len(tool.plain):
         return f"{name} takes no arguments"
-    return tool.read({key: word.strip() for key, word in zip(tool.plain, words, strict=False)}, as_text=True)
+    return tool.read(
+        {key: word.strip() for key, word in zip(tool.plain, words, strict=False)}, as_text=True
+    )
 
 
 def _check_call(tools: Mapping[str, ShellTool], call: tool_calls.Call) -> Call | str:
@@ -215,8 +237,12 @@ def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool
             result = execute(bench, call)
         failures += result.failed
         defaults = TOOLS[call.name].defaults
-        words = [v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))]
-        title = clip(harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200)
+        words = [
+            v for k, v in call.arguments.items() if k in _SHOWN and v not in (None, defaults.get(k))
+        ]
+        title = clip(
+            harmless(" ; ".join(" ".join([call.name, *map(str, words)]).splitlines())), 200
+        )
         shown.append(f"[{number}] {title}\n{result.text}")
     return "\n\n".join(shown), failures, False
 
@@ -230,7 +256,9 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
     first = max(start, 1)
     last = min(len(lines), first + _VIEW_LINES - 1 if end is None else end)
     if first > last:
-        raise ToolFailure(f"{path} has {len(lines)} lines; there is none from {start} to {end or 'the end'}")
+        raise ToolFailure(
+            f"{path} has {len(lines)} lines; there is none from {start} to {end or 'the end'}"
+        )
     shown, room = list[str](), bench.output_chars - 200
     for number in range(first, last + 1):
         line = f"{number:>5}  {lines[number - 1]}"
@@ -239,7 +267,9 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
             break
         shown.append(line)
     last = first + len(shown) - 1
-    return "\n".join(shown) + ("" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})")
+    return "\n".join(shown) + (
+        "" if last == len(lines) else f"\n(lines {first} to {last} of {len(lines)})"
+    )
 
 
 def _search(bench: Workbench, pattern: str, path: str) -> str:
@@ -247,7 +277,9 @@ def _search(bench: Workbench, pattern: str, path: str) -> str:
     if len(pattern) > 1000:
         raise ToolFailure("the pattern is longer than 1000 characters")
     target = real.relative_to(bench.workspace.tree).as_posix()
-    outcome = bench.run(["bash", "-c", _GREP, "grep", pattern, target], bench.sandbox.limits.seconds)
+    outcome = bench.run(
+        ["bash", "-c", _GREP, "grep", pattern, target], bench.sandbox.limits.seconds
+    )
     if outcome.stopped:
         return _with_status(outcome)
     if outcome.returncode == 1 and not outcome.output:
@@ -276,7 +308,9 @@ def _insert(bench: Workbench, path: str, line: int, text: str) -> str:
     added = text.removesuffix("\n") + "\n"
     if line == len(lines) and before and not before.endswith("\n"):
         lines[-1] += _line_ends_of(before, "\n")
-    bench.workspace.write(path, "".join([*lines[:line], _line_ends_of(before, added), *lines[line:]]))
+    bench.workspace.write(
+        path, "".join([*lines[:line], _line_ends_of(before, added), *lines[line:]])
+    )
     return f"{path}: {len(added.splitlines())} lines inserted after line {line}"
 
 
@@ -292,7 +326,10 @@ def _create(bench: Workbench, path: str, text: str) -> str:
 
 def _run(bench: Workbench, command: str) -> str:
     if len(command.encode()) > MAX_COMMAND_BYTES:
-        raise ToolFailure(f"the command is longer than {MAX_COMMAND_BYTES >> 10} KiB; write a file with create first")
+        raise ToolFailure(
+            f"the command is longer than {MAX_COMMAND_BYTES >> 10} KiB; write a file with create "
+            "first"
+        )
     return _with_status(bench.run(["bash", "-c", command], bench.sandbox.limits.seconds))
 
 
@@ -306,8 +343,11 @@ def _run_tests(bench: Workbench, targets: str) -> str:
     python = str(bench.sandbox.python)
     # As the judge does: options of the repository may need plugins that are off here.
     fixed = ["-q", "--color=no", "-p", "no:cacheprovider", "-o", "addopts="]
-    outcome = bench.run([python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words], bench.test_seconds)
-    # How long the tests took says nothing about them, and would differ when the episode is replayed.
+    outcome = bench.run(
+        [python, "-B", "-m", "pytest", *fixed, *bench.test_args, *words], bench.test_seconds
+    )
+    # How long the tests took says nothing about them, and would differ when the episode is
+    # replayed.
     return re.sub(r" in \d+\.\d+s( \(\d[\d:]*\))?", "", _with_status(outcome))
 
 
@@ -330,7 +370,8 @@ _FUNCTIONS: Mapping[str, Callable[..., str]] = {
 def harmless(text: str) -> str:
     """Take the meaning from what a template, tokenizer or terminal would read as structure.
 
-    Chat markers such as `<|im_end|>` and tool tags get a space after the bracket; control characters other than
-    tab and newline go. Bytes of a file name that are not UTF-8 become question marks.
+    Chat markers such as `<|im_end|>` and tool tags get a space after the bracket; control
+    characters other than tab and newline go. Bytes of a file name that are not UTF-8 become
+    question marks.
     """
     return _CONTROL.sub("", _MARKUP.sub("< ", encodable(text).replace("\r\n", "\n")))

@@ -1,4 +1,5 @@
-"""Checks SWE instances for `slime-verlog check`: the reference patch must be rewarded, and the untouched tree not."""
+"""Checks SWE instances for `slime-verlog check`: the reference patch must be rewarded, and the
+untouched tree not."""
 
 import contextlib
 import functools
@@ -31,7 +32,10 @@ def _validate(env: SWEEnv) -> Finding:
         build = functools.partial(build_tree, pristine=pristine, test_patch=instance.test_patch)
         green = run_tests(build, instance.required, judge).green
     if green.issuperset(instance.required):
-        return Finding(instance.instance_id, "the untouched tree is paid: every required test passes without a change")
+        return Finding(
+            instance.instance_id,
+            "the untouched tree is paid: every required test passes without a change",
+        )
     _, plan = env.prepare()
     with scratch_tree() as tree:
         build_reference(tree, pristine, instance)

@@ -1,7 +1,7 @@
 """Adapter to TextArena: its single-player games, by their ids.
 
-A response's move goes to the game as it is. Whether it is valid is for the game to say: an invalid one earns the format
-penalty, and the game ends after `invalid_moves_allowed` of them in a row.
+A response's move goes to the game as it is. Whether it is valid is for the game to say: an invalid
+one earns the format penalty, and the game ends after `invalid_moves_allowed` of them in a row.
 """
 
 import contextlib
@@ -31,11 +31,14 @@ class TextArenaSettings(GameSettings):
     no_pictures = "TextArena's games have no pictures"
 
     kwargs: Mapping[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the game's class, in place of those that its id stands for, such as {max_turns: 30}."""
+    """Keyword arguments of the game's class, in place of those that its id stands for, such as
+    {max_turns: 30}."""
     invalid_moves_allowed: int | None = Field(None, ge=0)
-    """Invalid moves in a row after which another one ends the game; null for the game's own number, usually 1."""
+    """Invalid moves in a row after which another one ends the game; null for the game's own number,
+    usually 1."""
     max_steps: int | None = Field(None, ge=1)
-    """Turns after which an episode is truncated, invalid moves included; null for 200. Most games end earlier."""
+    """Turns after which an episode is truncated, invalid moves included; null for 200. Most games
+    end earlier."""
 
 
 class TextArena(TextGame):
@@ -53,7 +56,9 @@ class TextArena(TextGame):
         self.task, self.seed = task, seed
         self._library = import_extra("textarena", "TextArena", "textarena")
         known = self._library.envs.registration.ENV_REGISTRY
-        self._id = task.removesuffix("-raw").removesuffix("-train")  # wrappers, which are not used here
+        self._id = task.removesuffix("-raw").removesuffix(
+            "-train"
+        )  # wrappers, which are not used here
         ids = [other for other in known if f"{other}-raw" in known]
         examples = "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ..."
         check_known(self._id, ids, f"TextArena has no game {task!r}", examples)
@@ -79,7 +84,9 @@ class TextArena(TextGame):
         self._board = ""
         kinds = self._library.ObservationType
         messages = self.game.get_observation()[1]
-        self._rules = "\n\n".join(str(text).strip() for _, text, kind in messages if kind == kinds.PROMPT)
+        self._rules = "\n\n".join(
+            str(text).strip() for _, text, kind in messages if kind == kinds.PROMPT
+        )
         return self._frame(self._read(messages))
 
     def play(self, action: str) -> Frame:
@@ -88,7 +95,9 @@ class TextArena(TextGame):
 
     def attempt(self, candidate: str) -> tuple[str | None, Frame]:
         if len(candidate) > MAX_CHARACTERS:
-            return None, self._frame(f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it.")
+            return None, self._frame(
+                f"Your move has more than {MAX_CHARACTERS} characters. The game did not read it."
+            )
         move = candidate
         if self._brackets and "[" not in move and "]" not in move:
             move = f"[{move}]"
@@ -108,12 +117,14 @@ class TextArena(TextGame):
         self.game, self._running = None, False
 
     def _read(self, messages: Sequence[tuple[int, str, Any]]) -> str:
-        """Return the game's messages without prompt, the player's moves and the board, which is kept in `_board`."""
+        """Return the game's messages without prompt, the player's moves and the board, which is
+        kept in `_board`."""
         kinds = self._library.ObservationType
         for _, text, kind in messages:
             if kind == kinds.GAME_BOARD:
                 self._board = str(text).strip("\n")
-        # Some games mix up the arguments of their messages, so that the kind is the player's own move.
+        # Some games mix up the arguments of their messages, so that the kind is the player's own
+        # move.
         read = (kinds.GAME_ACTION_DESCRIPTION, kinds.GAME_MESSAGE, kinds.GAME_ADMIN)
         return "\n".join(str(text).strip() for _, text, kind in messages if kind in read)
 
@@ -138,17 +149,22 @@ build_env = TextArena.from_sample
 
 @contextlib.contextmanager
 def _explained(name: str) -> Iterator[None]:
-    """Explain to the user why a game cannot be made: several players, missing word lists, a missing key or package."""
+    """Explain to the user why a game cannot be made: several players, missing word lists, a missing
+    key or package."""
     import nltk
 
     download = nltk.download
-    nltk.download = lambda names, *_, **__: _check_data(name, names)  # games download on import, on every worker
+    nltk.download = lambda names, *_, **__: _check_data(
+        name, names
+    )  # games download on import, on every worker
     try:
         yield
     except SlimeVerlogError:
         raise
     except Exception as error:
-        raise ConfigError(f"TextArena cannot make {name}: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"TextArena cannot make {name}: {type(error).__name__}: {error}"
+        ) from error
     finally:
         nltk.download = download
 
@@ -164,7 +180,7 @@ def _check_data(game: str, names: str | Sequence[str]) -> bool:
                 found = bool(nltk.data.find(f"{kind}/{name}"))
         if not found:
             raise MissingDependencyError(
-                f"TextArena's {game} needs NLTK's data {name!r}, which is not downloaded during a run; "
-                f"install it on every node with: python -m nltk.downloader {name}"
+                f"TextArena's {game} needs NLTK's data {name!r}, which is not downloaded during a "
+                f"run; install it on every node with: python -m nltk.downloader {name}"
             )
     return True

@@ -1,7 +1,7 @@
 """TextWorld: text adventures generated on demand from a theme, its parameters and the seed.
 
-A command is valid if the game's parser counts it as a turn. Any other command changes nothing, and `look` is played
-instead. Games are built once and cached on disk.
+A command is valid if the game's parser counts it as a turn. Any other command changes nothing, and
+`look` is played instead. Games are built once and cached on disk.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _BETWEEN = re.compile(r" (?:with|from|on|into|in) ")
 
 
 class TextWorldSettings(GameSettings):
-    """Settings of TextWorld. Settings that shape a game, such as `rooms`, are null by default: the task's theme then
-    sets them."""
+    """Settings of TextWorld. Settings that shape a game, such as `rooms`, are null by default: the
+    task's theme then sets them."""
 
     no_pictures = "TextWorld has no pictures"
     # BALROG ends every game after 80 steps and leaves the objective to the `goal` command.
@@ -41,7 +41,8 @@ class TextWorldSettings(GameSettings):
     mode: str | None = None
     """`easy`, `medium` or `hard` in treasure_hunter; `simple` or `random` in coin_collector."""
     level: int | None = None
-    """TextWorld's levels instead of rooms, quest_length and mode: treasure_hunter 1 to 30, coin_collector 1 to 300."""
+    """TextWorld's levels instead of rooms, quest_length and mode: treasure_hunter 1 to 30,
+    coin_collector 1 to 300."""
     recipe: int | None = Field(None, ge=1)
     """Ingredients of the recipe, 1 to 5 (the_cooking_game)."""
     take: int | None = Field(None, ge=0)
@@ -55,22 +56,27 @@ class TextWorldSettings(GameSettings):
     drop: bool | None = None
     """The number of things one can carry is limited (the_cooking_game)."""
     recipe_seed: int | None = None
-    """Seed of the recipe, apart from the seed of the world (the_cooking_game); needs `take` of at least 1."""
+    """Seed of the recipe, apart from the seed of the world (the_cooking_game); needs `take` of at
+    least 1."""
     split: Literal["train", "valid", "test"] | None = None
     """Restrict the ingredients to one of TextWorld's splits (the_cooking_game)."""
     held_out: bool | None = None
     """Use the foods that TextWorld reserves for testing (simple)."""
     goal: Literal["detailed", "brief", "hidden"] = "brief"
-    """What the prompt tells of the objective: every step (`detailed`), the last (`brief`) or nothing (`hidden`)."""
+    """What the prompt tells of the objective: every step (`detailed`), the last (`brief`) or
+    nothing (`hidden`)."""
     reward: Literal["sparse", "score", "dense"] = "score"
-    """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress along the shortest
-    known solution, scaled to 1 in total; steps away from it cost as much."""
+    """`sparse`: 1 for winning. `score`: the game's points, scaled to 1 in total. `dense`: progress
+    along the shortest known solution, scaled to 1 in total; steps away from it cost as much."""
     admissible_commands: bool = False
-    """List the commands that would work now with every observation. Random play then chooses among them."""
+    """List the commands that would work now with every observation. Random play then chooses among
+    them."""
     games: int | None = Field(None, ge=1)
-    """Number of different games, for training and held-out seeds separately; null: a new game for every seed."""
+    """Number of different games, for training and held-out seeds separately; null: a new game for
+    every seed."""
     games_path: str | None = None
-    """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed chooses."""
+    """Folder of finished `.z8` games, such as BALROG's, to play instead of generated ones; the seed
+    chooses."""
     cache_gb: float = Field(2.0, gt=0)
     """Size limit in GB of the folder for generated games, `$SLIME_VERLOG_CACHE/textworld`, else
     `~/.cache/slime-verlog/textworld`; the games unused for longest are deleted first."""
@@ -78,7 +84,9 @@ class TextWorldSettings(GameSettings):
     @model_validator(mode="after")
     def _check(self) -> TextWorldSettings:
         if self.drop and self.reward == "dense":
-            raise ConfigError("env.reward: dense needs a game with a known solution, which drop: true prevents")
+            raise ConfigError(
+                "env.reward: dense needs a game with a known solution, which drop: true prevents"
+            )
         return self
 
 
@@ -108,7 +116,9 @@ class TextWorld(CommandGame):
         self._history.clear()
         self._distance = self._whole_way = len(self._now.plan)
         if self.settings.reward == "dense" and not self._whole_way:
-            raise EnvironmentFault(f"reward: dense needs a game with a known solution, unlike {self._recipe}")
+            raise EnvironmentFault(
+                f"reward: dense needs a game with a known solution, unlike {self._recipe}"
+            )
         self.mission = "" if self.settings.goal == "hidden" else self._player.objective
         return self._frame(0.0)
 
@@ -130,7 +140,9 @@ class TextWorld(CommandGame):
     def _frame(self, reward: float) -> Frame:
         moment, share = self._now, self._now.score / self._player.max_score
         ended = moment.won or moment.lost
-        shown = self.actions = moment.commands if self.settings.admissible_commands and not ended else ()
+        shown = self.actions = (
+            moment.commands if self.settings.admissible_commands and not ended else ()
+        )
         return Frame(
             long_term=moment.text,
             short_term=list_commands(shown),
@@ -146,13 +158,15 @@ class TextWorld(CommandGame):
         return plan[0] if plan else self.default_action
 
     def explain(self) -> str:
-        """Return the reasoning behind `advice`: the goal, whether the next thing is visible, and why this command."""
+        """Return the reasoning behind `advice`: the goal, whether the next thing is visible, and
+        why this command."""
         return explain_plan(self._now.text, self._plan())
 
     def _plan(self) -> tuple[str, ...]:
         """Return commands that win from here; empty if the game knows none."""
         if not self._tracks:
-            # From now on, a copy of the game that tracks the state is played, after a replay up to here.
+            # From now on, a copy of the game that tracks the state is played, after a replay up to
+            # here.
             self._tracks = True
             self._player.close()
             self._player = self._engine.Player(self._game_file(), track=True)
@@ -164,7 +178,11 @@ class TextWorld(CommandGame):
 
     def prompt_variables(self) -> dict[str, Any]:
         theme = games.THEMES[self.theme]
-        return {**super().prompt_variables(), "commands": dict(theme.commands), "tips": list(theme.tips)}
+        return {
+            **super().prompt_variables(),
+            "commands": dict(theme.commands),
+            "tips": list(theme.tips),
+        }
 
     def close(self) -> None:
         if self._player is not None:
@@ -187,14 +205,22 @@ explain_action = TextWorld.explain
 
 
 def _read_recipe(theme: str, seed: int, settings: TextWorldSettings) -> games.GameRecipe:
-    given = {name: getattr(settings, name) for other in games.THEMES.values() for name in other.parameters}
+    given = {
+        name: getattr(settings, name)
+        for other in games.THEMES.values()
+        for name in other.parameters
+    }
     if settings.games_path is not None:
         useless = [name for name, value in given.items() if value is not None]
         if useless:
-            raise ConfigError(f"env.{useless[0]} shapes generated games; remove it to play env.games_path")
+            raise ConfigError(
+                f"env.{useless[0]} shapes generated games; remove it to play env.games_path"
+            )
     if settings.games is not None:
         seed = seed // _SEED_BLOCK * _SEED_BLOCK + seed % _SEED_BLOCK % settings.games
-    return games.make_recipe(theme, seed, "detailed" if settings.goal == "detailed" else "brief", given)
+    return games.make_recipe(
+        theme, seed, "detailed" if settings.goal == "detailed" else "brief", given
+    )
 
 
 def explain_plan(observation: str, plan: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """Builds one TextWorld game: `python -m envs.textworld.build FOLDER` reads its recipe from stdin.
 
-It runs in a separate process with a fixed hash seed, because some of TextWorld's themes iterate over sets and some draw
-from the process-wide random generator. In any other process the same recipe could give another game.
+It runs in a separate process with a fixed hash seed, because some of TextWorld's themes iterate
+over sets and some draw from the process-wide random generator. In any other process the same recipe
+could give another game.
 """
 
 import json
@@ -27,7 +28,8 @@ ATTEMPTS = 20
 
 
 def main() -> None:
-    """Build into `sys.argv[1]`; exit code 3 means that the parameters allow no game, with the reason on stderr."""
+    """Build into `sys.argv[1]`; exit code 3 means that the parameters allow no game, with the
+    reason on stderr."""
     recipe = GameRecipe(**json.load(sys.stdin))
     reasons = []
     for attempt in range(ATTEMPTS):
@@ -36,7 +38,9 @@ def main() -> None:
             return
         except OSError:
             raise
-        except Exception as error:  # the generator raises errors of many types for unsuitable worlds
+        except (
+            Exception
+        ) as error:  # the generator raises errors of many types for unsuitable worlds
             reasons.append(f"{type(error).__name__}: {error}")
     print("; ".join(sorted(set(reasons))), file=sys.stderr)
     sys.exit(3)

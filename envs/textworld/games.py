@@ -1,7 +1,8 @@
-"""Provides game files: builds them in a separate process and caches them on disk, or finds them in the user's folder.
+"""Provides game files: builds them in a separate process and caches them on disk, or finds them in
+the user's folder.
 
-A `GameRecipe` determines its game completely, so its key identifies the built game on any machine. All workers of a
-machine share the cache. A game's folder appears complete or not at all.
+A `GameRecipe` determines its game completely, so its key identifies the built game on any machine.
+All workers of a machine share the cache. A game's folder appears complete or not at all.
 """
 
 import contextlib
@@ -43,7 +44,9 @@ _DATA = yaml.safe_load(Path(__file__).with_name("themes.yaml").read_text(encodin
 def _read_theme(theme: dict[str, Any]) -> Theme:
     sections = [_DATA["command_sections"][section] for section in theme["commands"]]
     commands = {command: text for section in sections for command, text in section.items()}
-    tips = tuple(tip for entry in theme["tips"] for tip in ([entry] if isinstance(entry, str) else entry))
+    tips = tuple(
+        tip for entry in theme["tips"] for tip in ([entry] if isinstance(entry, str) else entry)
+    )
     return Theme(theme["parameters"], theme["max_steps"], commands, tips)
 
 
@@ -53,7 +56,8 @@ _ALIASES, _MODES = _DATA["aliases"], _DATA["modes"]
 
 @dataclass(frozen=True)
 class GameRecipe:
-    """One generated game. Its objective names every step (`goal="detailed"`) or the last one (`"brief"`)."""
+    """One generated game. Its objective names every step (`goal="detailed"`) or the last one
+    (`"brief"`)."""
 
     theme: str
     seed: int
@@ -65,7 +69,9 @@ class GameRecipe:
 
     def key(self, version: str) -> str:
         """Return the name of the built game; `version` is TextWorld's."""
-        digest = hashlib.blake2b(f"{REVISION}/{version}/{self.to_json()}".encode(), digest_size=10).hexdigest()
+        digest = hashlib.blake2b(
+            f"{REVISION}/{version}/{self.to_json()}".encode(), digest_size=10
+        ).hexdigest()
         return f"{self.theme}-{digest}"
 
 
@@ -78,7 +84,9 @@ def find_theme(task: str, otherwise: str | None = None) -> str:
     if theme not in THEMES and otherwise:
         return otherwise
     known = [*THEMES, *_ALIASES]
-    check_known(theme, known, f"TextWorld has no task {task!r}", f"there are {', '.join(THEMES)}", n=2)
+    check_known(
+        theme, known, f"TextWorld has no task {task!r}", f"there are {', '.join(THEMES)}", n=2
+    )
     return theme
 
 
@@ -95,7 +103,9 @@ def make_recipe(theme: str, seed: int, goal: str, given: Mapping[str, Any]) -> G
     parameters = {**known, **chosen}
     mode = parameters.get("mode")
     if mode is not None and mode not in _MODES[theme]:
-        raise ConfigError(f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}")
+        raise ConfigError(
+            f"env.mode of {theme} must be one of {', '.join(_MODES[theme])}, got {mode!r}"
+        )
     both = [key for key in ("rooms", "quest_length", "mode") if key in chosen]
     if parameters.get("level") is not None and both:
         raise ConfigError(f"env.level sets {both[0]} as well; remove one of them")
@@ -121,7 +131,8 @@ class GameCache:
             raise ConfigError(why) from error
 
     def fetch(self, key: str, build: Callable[[Path], None]) -> Path:
-        """Return the game file of `key`; if it is missing, `build` is called with an empty folder."""
+        """Return the game file of `key`; if it is missing, `build` is called with an empty
+        folder."""
         folder = self.root / key
         if not is_complete(folder):
             with self._lock(key):
@@ -161,7 +172,9 @@ class GameCache:
     @contextlib.contextmanager
     def _lock(self, key: str) -> Iterator[None]:
         # 256 lock files serve all games. The system releases the lock of a process that dies.
-        with open(self.root / ".locks" / hashlib.blake2b(key.encode(), digest_size=1).hexdigest(), "w") as file:
+        with open(
+            self.root / ".locks" / hashlib.blake2b(key.encode(), digest_size=1).hexdigest(), "w"
+        ) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
@@ -179,29 +192,47 @@ def default_root() -> Path:
 
 
 def build_game(recipe: GameRecipe, folder: Path) -> None:
-    """Build into `folder`, in another process, from the recipe alone; raises ConfigError for impossible ones."""
+    """Build into `folder`, in another process, from the recipe alone; raises ConfigError for
+    impossible ones."""
     path = os.pathsep.join(path for path in [str(Path(__file__).parents[2]), *sys.path] if path)
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "envs.textworld.build", str(folder)]
     try:
         done = subprocess.run(
-            command, input=recipe.to_json(), env=environment, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S
+            command,
+            input=recipe.to_json(),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_TIMEOUT_S,
         )
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentFault(f"TextWorld took over {_BUILD_TIMEOUT_S:.0f} s to build {recipe}") from error
+        raise EnvironmentFault(
+            f"TextWorld took over {_BUILD_TIMEOUT_S:.0f} s to build {recipe}"
+        ) from error
     if done.returncode == 3:
-        raise ConfigError(f"TextWorld cannot build {recipe}: {done.stderr.strip()[-400:]}; relax its parameters")
+        raise ConfigError(
+            f"TextWorld cannot build {recipe}: {done.stderr.strip()[-400:]}; relax its parameters"
+        )
     if done.returncode:
         raise EnvironmentFault(f"TextWorld failed to build {recipe}: {done.stderr.strip()[-800:]}")
 
 
 def find_game(folder: Path, task: str, seed: int) -> Path:
-    """Return the seed's game of `folder/task`, or of `folder`; raises ConfigError if it has none with its `.json`."""
-    here = folder.expanduser() / task if (folder.expanduser() / task).is_dir() else folder.expanduser()
+    """Return the seed's game of `folder/task`, or of `folder`; raises ConfigError if it has none
+    with its `.json`."""
+    here = (
+        folder.expanduser() / task if (folder.expanduser() / task).is_dir() else folder.expanduser()
+    )
     games = sorted(here.rglob("*.z8"))
     if not games:
-        raise ConfigError(f"env.games_path: no games in {here}; games are files *.z8 (TextWorld 1.7 plays no Glulx)")
+        raise ConfigError(
+            f"env.games_path: no games in {here}; games are files *.z8 (TextWorld 1.7 plays no "
+            "Glulx)"
+        )
     game = games[seed % len(games)]
     if not game.with_suffix(".json").is_file():
-        raise ConfigError(f"env.games_path: {game} needs its .json in the same folder; copy it there")
+        raise ConfigError(
+            f"env.games_path: {game} needs its .json in the same folder; copy it there"
+        )
     return game

@@ -9,19 +9,23 @@ from typing import Any
 
 import textworld
 
-# Jericho warns about every game that is not in its list; TextWorld reads score and state from the game's own file.
+# Jericho warns about every game that is not in its list; TextWorld reads score and state from the
+# game's own file.
 warnings.filterwarnings("ignore", message="Game '.*' is not fully supported")
 
-# A number without a room's name begins at the first of the blanks before it; other starts would take quadratic time.
+# A number without a room's name begins at the first of the blanks before it; other starts would
+# take quadratic time.
 _STATUS_LINE = re.compile(r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$")
 _MAX_STATUS_CHARS = 200
 _AFTER_THE_END = "Would you like to RESTART"
 _parsing = threading.Lock()
-"""TextWorld reads all games with one parser, and threads that used it at the same time would break its stack."""
+"""TextWorld reads all games with one parser, and threads that used it at the same time would break
+its stack."""
 _BLANK_LINES = re.compile(r"\n{3,}")
 
-# Verbs of Inform besides TextWorld's own. All others are refused: they control the interpreter (save and script write
-# files, quit asks a question, undo takes turns back) or print hidden information.
+# Verbs of Inform besides TextWorld's own. All others are refused: they control the interpreter
+# (save and script write files, quit asks a question, undo takes turns back) or print hidden
+# information.
 _SYNONYMS = frozenset(
     """
     check describe discard e east get goal help i inv l n north pick remove s shut south throw w wait walk west
@@ -32,7 +36,8 @@ _SYNONYMS = frozenset(
 
 @dataclass(frozen=True)
 class Moment:
-    """The game's reply to a command. `commands` and `plan` are empty unless the player tracks the state."""
+    """The game's reply to a command. `commands` and `plan` are empty unless the player tracks the
+    state."""
 
     text: str
     score: int
@@ -45,11 +50,14 @@ class Moment:
 
 
 class Player:
-    """One running game. `track` follows its state, which takes several times as long as the game itself."""
+    """One running game. `track` follows its state, which takes several times as long as the game
+    itself."""
 
     def __init__(self, game_file: Path, *, track: bool) -> None:
         wanted = {"admissible_commands": True, "policy_commands": True} if track else {}
-        infos = textworld.EnvInfos(won=True, lost=True, score=True, max_score=True, objective=True, **wanted)
+        infos = textworld.EnvInfos(
+            won=True, lost=True, score=True, max_score=True, objective=True, **wanted
+        )
         with _parsing:
             self._env = textworld.start(str(game_file), infos)
         self._env.seed(0)
@@ -65,11 +73,14 @@ class Player:
         self.walkthrough = tuple(state.game.metadata.get("walkthrough") or ())
         self._verbs = _SYNONYMS | {verb.lower() for verb in state.verbs}
         # Drop the banner and the objective before the first room; the prompt tells the objective.
-        opening = state.feedback.rpartition(state.objective)[2] if state.objective else state.feedback
+        opening = (
+            state.feedback.rpartition(state.objective)[2] if state.objective else state.feedback
+        )
         return _moment(state, opening)
 
     def send(self, command: str) -> Moment | None:
-        """Play a command; None if the game did not count a turn, because it did not understand the command."""
+        """Play a command; None if the game did not count a turn, because it did not understand the
+        command."""
         if command.split()[0].lower() not in self._verbs:
             return None
         state: Any

@@ -1,4 +1,5 @@
-"""Tools for the model: `@tool` functions and `Tool` classes, and the environment that offers them."""
+"""Tools for the model: `@tool` functions and `Tool` classes, and the environment that offers
+them."""
 
 from envs.tools.env import SETTINGS, ToolEnv, build_env
 from envs.tools.registry import load_tools, make_tool, tool

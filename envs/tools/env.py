@@ -1,9 +1,9 @@
 """The tool environment: a question, tools, and a final answer that may be graded.
 
-Invariants: any text is a legal answer. An answer with a call that cannot be read or does not fit its schema runs
-nothing and costs the format penalty. An answer without calls is the final one. When a call fails, its result is an
-error message and the failure is counted; a tool is a fault of the environment only if it cannot begin the episode or
-raises `EnvironmentFault`.
+Invariants: any text is a legal answer. An answer with a call that cannot be read or does not fit
+its schema runs nothing and costs the format penalty. An answer without calls is the final one. When
+a call fails, its result is an error message and the failure is counted; a tool is a fault of the
+environment only if it cannot begin the episode or raises `EnvironmentFault`.
 """
 
 import json
@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from envs.base import PICTURE_PLACE, BaseInteractionEnv, Observation, StepInfo, interleave, read_env_settings
+from envs.base import (
+    PICTURE_PLACE,
+    BaseInteractionEnv,
+    Observation,
+    StepInfo,
+    interleave,
+    read_env_settings,
+)
 from envs.calls import CLOSE, OPEN, Call, find_calls, reasoning_end
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.json_text import short
@@ -52,27 +59,36 @@ class _Outcome:
 class ToolEnv(BaseInteractionEnv):
     """One question and its tools. Stateful tools live until the end of the episode.
 
-    `specs` are the tools on offer, of which `Question.tools` may choose some. The metrics of a step are the episode's
-    totals so far.
+    `specs` are the tools on offer, of which `Question.tools` may choose some. The metrics of a step
+    are the episode's totals so far.
     """
 
     default_action = "nothing"
 
     def __init__(
-        self, question: Question, specs: Sequence[ToolSpec], settings: ToolSettings, task: str = "sample", seed: int = 0
+        self,
+        question: Question,
+        specs: Sequence[ToolSpec],
+        settings: ToolSettings,
+        task: str = "sample",
+        seed: int = 0,
     ) -> None:
         self.question, self.settings = question, settings
         self.task, self.seed = task, seed
         self.mission = question.text
         self.max_steps = settings.max_steps
         self.offered = select_tools(specs, question.tools)
-        self.deterministic = settings.deterministic and all(spec.deterministic for spec in self.offered)
-        self.tools = tuple(spec.schema for spec in self.offered) if settings.tools_in == "template" else ()
+        self.deterministic = settings.deterministic and all(
+            spec.deterministic for spec in self.offered
+        )
+        self.tools = (
+            tuple(spec.schema for spec in self.offered) if settings.tools_in == "template" else ()
+        )
         self._grade = load_grader(settings.grader) if settings.grader else None
         if settings.grader in GRADERS and question.answer is None:
             raise ConfigError(
-                f"env.grader {settings.grader} needs an answer to compare with: set env.answer_key, or --label-key for "
-                "slime's own data set"
+                f"env.grader {settings.grader} needs an answer to compare with: set "
+                "env.answer_key, or --label-key for slime's own data set"
             )
         self._session = ToolSession(self.offered, settings)
         self._running = False
@@ -86,7 +102,9 @@ class ToolEnv(BaseInteractionEnv):
         in_prompt = self.offered if settings.tools_in == "prompt" else ()
         variables = {
             "instruction": question.system or settings.instruction or "",
-            "tools": [json.dumps(spec.schema["function"], ensure_ascii=False) for spec in in_prompt],
+            "tools": [
+                json.dumps(spec.schema["function"], ensure_ascii=False) for spec in in_prompt
+            ],
             "has_tools": bool(self.offered),
             "boxed": settings.grader == "math",
             "retries": settings.answer_retries,
@@ -94,7 +112,9 @@ class ToolEnv(BaseInteractionEnv):
             "max_steps": settings.max_steps,
         }
         self.instruction_prompt = render_template(settings.prompt_template or _TEMPLATE, variables)
-        episode = ToolEpisode(self.task, self.seed, question.text, question.answer, question.images, question.metadata)
+        episode = ToolEpisode(
+            self.task, self.seed, question.text, question.answer, question.images, question.metadata
+        )
         self._session = ToolSession(self.offered, settings)
         greetings = self._session.create(episode)
         self._running = True
@@ -112,7 +132,8 @@ class ToolEnv(BaseInteractionEnv):
         return self._observe("", [], obs_str=question.text + greeted)
 
     def call_once(self, call: Call) -> ToolResult:
-        """Run a checked call outside of a turn; raises EnvironmentFault if the machine is broken."""
+        """Run a checked call outside of a turn; raises EnvironmentFault if the machine is
+        broken."""
         return self._session.run(call, time.monotonic() + self.settings.turn_timeout_s)
 
     @property
@@ -122,7 +143,9 @@ class ToolEnv(BaseInteractionEnv):
 
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         if not self._running:
-            raise EpisodeOverError("step was called before reset or after the episode's end; call reset first")
+            raise EpisodeOverError(
+                "step was called before reset or after the episode's end; call reset first"
+            )
         self._steps += 1
         try:
             outcome = self._take(response_text, time.monotonic() + self.settings.turn_timeout_s)
@@ -159,7 +182,9 @@ class ToolEnv(BaseInteractionEnv):
         results, executed = [], []
         for call in calls:
             results.append((call, self._session.run(call, deadline)))
-            body = json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+            body = json.dumps(
+                {"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False
+            )
             executed.append(f"{OPEN}\n{body}\n{CLOSE}")
         return _Outcome(
             results=tuple(results),
@@ -170,11 +195,14 @@ class ToolEnv(BaseInteractionEnv):
         )
 
     def over(self) -> bool:
-        """Return whether the episode ended with the calls of this turn; subclasses may have other endings."""
+        """Return whether the episode ended with the calls of this turn; subclasses may have other
+        endings."""
         return False
 
     def _invalid(self, feedback: str) -> _Outcome:
-        return _Outcome(feedback=encodable(feedback), valid=False, reward=-self.settings.format_penalty)
+        return _Outcome(
+            feedback=encodable(feedback), valid=False, reward=-self.settings.format_penalty
+        )
 
     def _final(self, text: str) -> _Outcome:
         start = reasoning_end(text, self.call_form)
@@ -188,10 +216,13 @@ class ToolEnv(BaseInteractionEnv):
         self._wrong += 1
         if self._grade is not None and not words:
             words = _RIGHT if score >= 1.0 else _WRONG if ended else f"{_WRONG} {_AGAIN}"
-        return _Outcome((), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span)
+        return _Outcome(
+            (), encodable(words), score if ended else 0.0, ended=ended, executed=answer, span=span
+        )
 
     def score(self, answer: str) -> tuple[float, str]:
-        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end in time.
+        """Return the score and feedback for an answer; 0 and no feedback if the grader does not end
+        in time.
 
         Raises:
             EnvironmentFault: the grader raised, or returned something other than a score.
@@ -200,7 +231,9 @@ class ToolEnv(BaseInteractionEnv):
             return 0.0, ""
         arguments = {"answer": answer, "question": self.question}
         try:
-            value = self._session.place.run("grader", self._grade, arguments, self.settings.turn_timeout_s)
+            value = self._session.place.run(
+                "grader", self._grade, arguments, self.settings.turn_timeout_s
+            )
         except ToolTimeout:
             self._session.counts["grader_timeouts"] += 1
             return 0.0, ""
@@ -219,7 +252,9 @@ class ToolEnv(BaseInteractionEnv):
         progression = self._score if self._grade is not None else self._earned
         self._totals["tool_calls"] += len(outcome.results)
         for call, result in outcome.results:
-            self._totals.update({f"{call.name}/{key}": number for key, number in result.metrics.items()})
+            self._totals.update(
+                {f"{call.name}/{key}": number for key, number in result.metrics.items()}
+            )
         return {
             "reward": float(outcome.reward + earned),
             "terminated": outcome.ended,
@@ -228,7 +263,10 @@ class ToolEnv(BaseInteractionEnv):
             "executed_action": outcome.executed if outcome.valid else self.default_action,
             "progression": float(min(max(progression, 0.0), 1.0)),
             "action_span": outcome.span if outcome.valid else None,
-            "metrics": {key: float(number) for key, number in {**self._totals, **self._session.counts}.items()},
+            "metrics": {
+                key: float(number)
+                for key, number in {**self._totals, **self._session.counts}.items()
+            },
         }
 
     def _observe(self, shown: str, images: list[Any], obs_str: str | None = None) -> Observation:
@@ -242,32 +280,42 @@ class ToolEnv(BaseInteractionEnv):
         return observation
 
     def _as_messages(self, outcome: _Outcome) -> list[dict[str, Any]]:
-        """Return one message per result, as chat templates expect, then the environment's feedback."""
+        """Return one message per result, as chat templates expect, then the environment's
+        feedback."""
         messages = []
         for number, (call, result) in enumerate(outcome.results):
             if self.settings.tools_in == "prompt":
-                messages.append(_message("user", f"Result of {call.name}:\n{result.text}", result.images))
+                messages.append(
+                    _message("user", f"Result of {call.name}:\n{result.text}", result.images)
+                )
                 continue
             message = _message("tool", result.text, result.images)
             # Mistral's template needs an id of nine characters; most other templates ignore it.
-            message["tool_call_id"] = call.identity or f"call{self._steps % 1000:03d}{number % 100:02d}"
+            message["tool_call_id"] = (
+                call.identity or f"call{self._steps % 1000:03d}{number % 100:02d}"
+            )
             messages.append(message)
         if outcome.feedback or not messages:
             messages.append(_message("user", outcome.feedback, ()))
         return messages
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
-        """Return the messages of the latest observation, for a history that already shows the question."""
+        """Return the messages of the latest observation, for a history that already shows the
+        question."""
         return self._messages
 
 
 def _message(role: str, text: str, images: Sequence[Any]) -> dict[str, Any]:
-    parts = [*({"type": "image", "image": image} for image in images), {"type": "text", "text": text}]
+    parts = [
+        *({"type": "image", "image": image} for image in images),
+        {"type": "text", "text": text},
+    ]
     return {"role": role, "content": parts if images else text}
 
 
 def build_env(sample: Any, args: Any) -> ToolEnv:
-    """Return the environment of one question; a sample of slime's own data set needs neither task nor seed."""
+    """Return the environment of one question; a sample of slime's own data set needs neither task
+    nor seed."""
     settings = read_env_settings(ToolSettings, args)
     question, task, seed = read_question(sample, settings)
     return ToolEnv(question, load_tools(settings.tools), settings, task, seed)

@@ -1,8 +1,9 @@
-"""Runs one call of a tool with a time limit: sync functions in the episode's thread, async ones on a shared event loop.
+"""Runs one call of a tool with a time limit: sync functions in the episode's thread, async ones on
+a shared event loop.
 
-Outside of the main thread, a function that hangs cannot be stopped. Its daemon thread (for an async function that
-blocks, the thread of its loop) is left running. While `MAX_LEFT` threads of a tool run, the tool is not called in this
-process.
+Outside of the main thread, a function that hangs cannot be stopped. Its daemon thread (for an async
+function that blocks, the thread of its loop) is left running. While `MAX_LEFT` threads of a tool
+run, the tool is not called in this process.
 """
 
 import asyncio
@@ -39,11 +40,12 @@ class _CallTimeUp(TimeUp):
 
 
 class ToolPlace:
-    """Where the sync functions of one episode run: always in one thread, as SQLite and Playwright demand.
+    """Where the sync functions of one episode run: always in one thread, as SQLite and Playwright
+    demand.
 
-    That is the main thread if the episode is played there, so that tools and graders may use signals. Otherwise, and
-    while a tool of another episode keeps an event loop in the main thread (as Playwright's sync API does), it is a
-    thread of the episode's own.
+    That is the main thread if the episode is played there, so that tools and graders may use
+    signals. Otherwise, and while a tool of another episode keeps an event loop in the main thread
+    (as Playwright's sync API does), it is a thread of the episode's own.
     """
 
     def __init__(self) -> None:
@@ -51,7 +53,13 @@ class ToolPlace:
         self._calls = queue.SimpleQueue[Any]()
         self._thread: threading.Thread | None = None
 
-    def run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
+    def run(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        timeout_s: float,
+    ) -> Any:
         """Call a sync or async function and return what it returned; raises as `run_bounded`."""
         if _count_left(name) >= MAX_LEFT:
             raise ToolTimeout(f"{name} is out of order: {MAX_LEFT} of its calls never ended")
@@ -67,7 +75,9 @@ class ToolPlace:
     def _run_in_thread(self, name: str, call: Callable[[], Any], timeout_s: float) -> Any:
         if self._thread is None:
             self._calls = queue.SimpleQueue[Any]()
-            self._thread = threading.Thread(target=_serve, args=[self._calls], name="tools", daemon=True)
+            self._thread = threading.Thread(
+                target=_serve, args=[self._calls], name="tools", daemon=True
+            )
             self._thread.start()
         thread, future = self._thread, Future[Any]()
         self._calls.put((future, call))
@@ -80,11 +90,14 @@ class ToolPlace:
         return _wait(name, future, leave, timeout_s)
 
 
-def run_bounded(name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
+def run_bounded(
+    name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float
+) -> Any:
     """Call a sync or async function that keeps no state, and return what it returned.
 
     Raises:
-        ToolTimeout: the call took longer than `timeout_s`, or too many earlier calls of the tool still run.
+        ToolTimeout: the call took longer than `timeout_s`, or too many earlier calls of the tool
+            still run.
         ToolError: the call raised an exception; the text is the exception's.
         EnvironmentFault: raised by the function itself: the machine is broken.
     """
@@ -170,7 +183,8 @@ def _count_left(name: str) -> int:
 
 
 def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop shared by the async tools and judges of this process, whose connections outlive a call."""
+    """Return the event loop shared by the async tools and judges of this process, whose connections
+    outlive a call."""
     global _loop, _loop_thread
     with _lock:
         if _loop is None:

@@ -1,10 +1,12 @@
-"""Runs a program and ends everything that it started, when it ends or when this process's stdin is closed.
+"""Runs a program and ends everything that it started, when it ends or when this process's stdin is
+closed.
 
     python -I -S reaper.py SECONDS COMMAND...
 
-With SECONDS above 0, the program reads this process's stdin and has that long to end by itself once it is closed;
-otherwise it has no stdin and is ended at once. A script without imports from elsewhere, because it starts once per
-episode. What the program orphans becomes a child of this process, so nothing escapes by starting a new session.
+With SECONDS above 0, the program reads this process's stdin and has that long to end by itself once
+it is closed; otherwise it has no stdin and is ended at once. A script without imports from
+elsewhere, because it starts once per episode. What the program orphans becomes a child of this
+process, so nothing escapes by starting a new session.
 """
 
 import contextlib

@@ -1,6 +1,8 @@
-"""Makes tools from typed functions and from classes with state per episode, and loads them from a YAML's entries.
+"""Makes tools from typed functions and from classes with state per episode, and loads them from a
+YAML's entries.
 
-A tool that violates its contract is refused while it is loaded; the error names the function and the fix.
+A tool that violates its contract is refused while it is loaded; the error names the function and
+the fix.
 """
 
 import inspect
@@ -26,7 +28,8 @@ class ToolEntry(Settings):
     """One entry of a YAML's `tools:` list. A plain string is its `path`."""
 
     path: str | None = None
-    """A function or class (`module:name`, `file.py:name`), or a module or file with `@tool` functions and `Tool`s."""
+    """A function or class (`module:name`, `file.py:name`), or a module or file with `@tool`
+    functions and `Tool`s."""
     name: str | None = None
     """Name for the model, in place of the tool's own."""
     schema_: Mapping[str, Any] | None = Field(default=None, alias="schema")
@@ -42,15 +45,24 @@ class ToolEntry(Settings):
     def _path_or_mcp(self) -> Self:
         if (self.path is None) == (self.mcp is None):
             raise ConfigError("an entry of env.tools needs either path or mcp")
-        if self.mcp is not None and (self.name is not None or self.schema_ is not None or self.config):
-            raise ConfigError("an entry of env.tools with mcp takes no name, schema or config; the server gives them")
+        if self.mcp is not None and (
+            self.name is not None or self.schema_ is not None or self.config
+        ):
+            raise ConfigError(
+                "an entry of env.tools with mcp takes no name, schema or config; the server gives "
+                "them"
+            )
         return self
 
 
 def tool(
-    function: Callable[..., Any] | None = None, *, name: str | None = None, schema: Mapping[str, Any] | None = None
+    function: Callable[..., Any] | None = None,
+    *,
+    name: str | None = None,
+    schema: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Decorator `@tool` or `@tool(name=...)`: offers the function where a YAML lists its module; raises ToolError."""
+    """Decorator `@tool` or `@tool(name=...)`: offers the function where a YAML lists its module;
+    raises ToolError."""
     if function is None:
         return lambda f: tool(f, name=name, schema=schema)
     setattr(function, _MARK, make_tool(function, name=name, schema=schema))
@@ -63,7 +75,8 @@ def make_tool(
     name: str | None = None,
     schema: Mapping[str, Any] | None = None,
 ) -> ToolSpec:
-    """Make a tool from a function or a `Tool` class; raises ToolError for another object or a bad schema."""
+    """Make a tool from a function or a `Tool` class; raises ToolError for another object or a bad
+    schema."""
     if not callable(target):
         raise ToolError(f"a tool is a function or a subclass of envs.tools.Tool, got {target!r}")
     function = target
@@ -83,7 +96,8 @@ def make_tool(
 
 
 def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpec, ...]:
-    """Load the tools that the YAML's `env.tools` lists, in order; see `ToolSettings.tools` and `ToolEntry`.
+    """Load the tools that the YAML's `env.tools` lists, in order; see `ToolSettings.tools` and
+    `ToolEntry`.
 
     Raises:
         ConfigError: a path does not exist, a file cannot be read, or an entry has an unknown key.
@@ -97,8 +111,8 @@ def load_tools(source: str | Sequence[Any] | Mapping[str, Any]) -> tuple[ToolSpe
         for spec in _load_entry(entry, key):
             if spec.name in specs:
                 raise ToolError(
-                    f"{key}: two tools are called {spec.name!r} ({specs[spec.name].origin} and {spec.origin}); "
-                    "give one of them another name, or an MCP server a prefix"
+                    f"{key}: two tools are called {spec.name!r} ({specs[spec.name].origin} and "
+                    f"{spec.origin}); give one of them another name, or an MCP server a prefix"
                 )
             specs[spec.name] = spec
     return tuple(specs.values())
@@ -109,8 +123,8 @@ def select_tools(
 ) -> tuple[ToolSpec, ...]:
     """Return the tools that one sample asks for, in its order; all of `specs` for None.
 
-    `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form or of names, or its JSON. A schema
-    replaces the tool's own one. Entries that name one of `ignore` are skipped.
+    `chosen` is what slime's `--tool-key` reads: a list of schemas in OpenAI's form or of names, or
+    its JSON. A schema replaces the tool's own one. Entries that name one of `ignore` are skipped.
 
     Raises:
         ConfigError: it is not such a list, or names a tool that is not in `specs`.
@@ -120,7 +134,9 @@ def select_tools(
         return tuple(specs)
     listed = decode_whole(chosen)[0] if isinstance(chosen, str) else chosen
     if not isinstance(listed, list | tuple):
-        raise ConfigError(f"a sample's tools must be a list of schemas or names, got {short(chosen)}")
+        raise ConfigError(
+            f"a sample's tools must be a list of schemas or names, got {short(chosen)}"
+        )
     known = {spec.name: spec for spec in specs}
     selected: dict[str, ToolSpec] = {}
     for entry in listed:
@@ -131,7 +147,8 @@ def select_tools(
         if not isinstance(name, str) or name not in known:
             offered = ", ".join(known) or "none"
             raise ConfigError(
-                f"the sample asks for the tool {short(name)}, which env.tools does not offer; it offers {offered}"
+                f"the sample asks for the tool {short(name)}, which env.tools does not offer; it "
+                f"offers {offered}"
             )
         selected[name] = known[name]
         if not isinstance(entry, str):
@@ -151,14 +168,18 @@ def _load_entry(entry: ToolEntry, key: str) -> Sequence[ToolSpec]:
     else:
         module = load_module(path, f"{key}.path")
         # The same tool may have several names in its module (`plus = add`).
-        found = list(dict.fromkeys(value for value in vars(module).values() if _is_offered(value, module)))
+        found = list(
+            dict.fromkeys(value for value in vars(module).values() if _is_offered(value, module))
+        )
         if not found:
             raise ConfigError(
-                f"{key}: {path} offers no tools; mark functions with @tool, derive classes from envs.tools.Tool, "
-                f"or name one as {path}:NAME"
+                f"{key}: {path} offers no tools; mark functions with @tool, derive classes from "
+                f"envs.tools.Tool, or name one as {path}:NAME"
             )
     if entry.name is not None and len(found) > 1:
-        raise ConfigError(f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one")
+        raise ConfigError(
+            f"{key}: {path} offers {len(found)} tools, so a single name does not fit; name one"
+        )
     specs = []
     for target in found:
         spec = _mark_of(target)

@@ -1,4 +1,5 @@
-"""Defines tools with state, the record of a tool on offer, and results: text, images, reward and metrics."""
+"""Defines tools with state, the record of a tool on offer, and results: text, images, reward and
+metrics."""
 
 import abc
 import functools
@@ -40,10 +41,11 @@ class ToolEpisode:
 
 
 class Tool(abc.ABC):
-    """A tool with state: one instance per episode, made with the `config` mapping of its YAML entry.
+    """A tool with state: one instance per episode, made with the `config` mapping of its YAML
+    entry.
 
-    The schema is inferred from the type hints and docstring of `execute`, unless `schema` is set. `create`, `execute`,
-    `calc_reward` and `release` may be `async`.
+    The schema is inferred from the type hints and docstring of `execute`, unless `schema` is set.
+    `create`, `execute`, `calc_reward` and `release` may be `async`.
     """
 
     name: ClassVar[str] = ""
@@ -59,7 +61,8 @@ class Tool(abc.ABC):
 
     @abc.abstractmethod
     def execute(self, *args: Any, **kwargs: Any) -> Any:
-        """Serve one call; subclasses name their arguments. May return whatever `read_result` accepts."""
+        """Serve one call; subclasses name their arguments. May return whatever `read_result`
+        accepts."""
 
     def calc_reward(self) -> Any:
         """This tool's reward for the episode, a number; added to the reward of the last turn."""
@@ -100,12 +103,16 @@ class ToolSpec:
     @functools.cached_property
     def is_async(self) -> bool:
         """Whether a method of a stateful tool is async."""
-        methods = (getattr(self.target, name, None) for name in ("create", "execute", "calc_reward", "release"))
+        methods = (
+            getattr(self.target, name, None)
+            for name in ("create", "execute", "calc_reward", "release")
+        )
         return self.stateful and any(map(inspect.iscoroutinefunction, methods))
 
     @property
     def origin(self) -> str:
-        """Return where the tool comes from, for error messages: `source`, or the name of `target`."""
+        """Return where the tool comes from, for error messages: `source`, or the name of
+        `target`."""
         return self.source or f"{self.target.__module__}.{self.target.__qualname__}"
 
 
@@ -123,14 +130,16 @@ class ToolResult:
 def read_result(value: Any, settings: ToolSettings) -> ToolResult:
     """Read what a tool returned.
 
-    Text is shown unchanged, None as empty text, an image or a list of images as images, and a mapping with `image`
-    or `images` as its images and its `text`. Everything else is shown as JSON, or as `str` where JSON fails.
-    verl's form `(response, reward, metrics)`, with a mapping at the end, adds a reward and numbers for the logs; other
-    tuples are data.
+    Text is shown unchanged, None as empty text, an image or a list of images as images, and a
+    mapping with `image` or `images` as its images and its `text`. Everything else is shown as JSON,
+    or as `str` where JSON fails. verl's form `(response, reward, metrics)`, with a mapping at the
+    end, adds a reward and numbers for the logs; other tuples are data.
 
     Raises:
-        ToolError: a reward or metric that is not a finite number, too many images, or a value that has no text.
-        ImageError: an image cannot be read or is too large, and there is no text that could be shown without it.
+        ToolError: a reward or metric that is not a finite number, too many images, or a value that
+            has no text.
+        ImageError: an image cannot be read or is too large, and there is no text that could be
+            shown without it.
     """
     if not isinstance(value, tuple) or len(value) != 3 or not isinstance(value[2], Mapping):
         return _bounded(_response(value), settings)
@@ -151,7 +160,11 @@ def _response(value: Any) -> ToolResult:
         return ToolResult(images=(value,))
     if isinstance(value, list) and value and all(map(is_image, value)):
         return ToolResult(images=tuple(value))
-    if isinstance(value, Mapping) and {"image", "images"} & set(value) and set(value) <= {"text", "image", "images"}:
+    if (
+        isinstance(value, Mapping)
+        and {"image", "images"} & set(value)
+        and set(value) <= {"text", "image", "images"}
+    ):
         given = value.get("images", value.get("image"))
         if given is not None and not isinstance(given, list | tuple):
             given = [given]
@@ -161,12 +174,16 @@ def _response(value: Any) -> ToolResult:
     except (TypeError, ValueError, RecursionError):
         text = str(value)
     if _ADDRESS.search(text):
-        raise ToolError(f"the tool returned a {type(value).__name__}, which has no text; return text, numbers or lists")
+        raise ToolError(
+            f"the tool returned a {type(value).__name__}, which has no text; return text, numbers "
+            "or lists"
+        )
     return ToolResult(text)
 
 
 def _listed(value: Any) -> Any:
-    """Return a list in place of an iterable that JSON does not know; a set in the order of its texts."""
+    """Return a list in place of an iterable that JSON does not know; a set in the order of its
+    texts."""
     if hasattr(value, "tolist"):  # NumPy's
         return value.tolist()
     if isinstance(value, bytes):
@@ -184,7 +201,9 @@ def finite(value: Any, what: str) -> float:
 
 def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
     if len(result.images) > MAX_IMAGES:
-        raise ToolError(f"the tool returned {len(result.images)} pictures; at most {MAX_IMAGES} are shown")
+        raise ToolError(
+            f"the tool returned {len(result.images)} pictures; at most {MAX_IMAGES} are shown"
+        )
     images, text = list[Any](), result.text
     for image in result.images:
         try:

@@ -1,9 +1,10 @@
-"""JSON schemas of tools: inferred from functions, completed to OpenAI's form, and checked against calls.
+"""JSON schemas of tools: inferred from functions, completed to OpenAI's form, and checked against
+calls.
 
-jsonschema checks a call by the rules of the schema's own draft. Names that the outermost object does not describe are
-refused. A schema is refused when its tool is listed if it refers to something outside itself, or to itself without
-end. What remains may still be slow on some arguments, so every check has a deadline; patterns run in the package
-`regex`, which can be interrupted.
+jsonschema checks a call by the rules of the schema's own draft. Names that the outermost object
+does not describe are refused. A schema is refused when its tool is listed if it refers to something
+outside itself, or to itself without end. What remains may still be slow on some arguments, so every
+check has a deadline; patterns run in the package `regex`, which can be interrupted.
 """
 
 import copy
@@ -35,43 +36,66 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
     """Infer the schema of a function or method from its type hints and its Google-style docstring.
 
     Raises:
-        ToolError: it has no docstring, an argument without type hint or without a line under `Args:`, a type without
+        ToolError: it has no docstring, an argument without type hint or without a line under
+        `Args:`, a type without
             JSON form, `*args` or `**kwargs`, or a positional-only argument.
     """
     from transformers.utils import chat_template_utils as reading
 
     where = f"the tool {getattr(function, '__qualname__', function)} of {getattr(function, '__module__', '?')}"
-    parameters = [p for key, p in inspect.signature(function).parameters.items() if key not in ("self", "cls")]
+    parameters = [
+        p for key, p in inspect.signature(function).parameters.items() if key not in ("self", "cls")
+    ]
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ToolError(f"{where}: {parameter} cannot be put into a schema; name every argument")
+            raise ToolError(
+                f"{where}: {parameter} cannot be put into a schema; name every argument"
+            )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ToolError(f"{where}: {parameter.name} cannot be given by name; remove the `/`")
     if not getattr(function, "__doc__", None):  # inspect.getdoc would inherit one
-        raise ToolError(f"{where}: no docstring; say what it does and describe its arguments under Args:")
+        raise ToolError(
+            f"{where}: no docstring; say what it does and describe its arguments under Args:"
+        )
     try:
         inferred = reading.get_json_schema(function)["function"]
-    except (reading.DocstringParsingException, reading.TypeHintParsingException, NameError, ValueError) as error:
+    except (
+        reading.DocstringParsingException,
+        reading.TypeHintParsingException,
+        NameError,
+        ValueError,
+    ) as error:
         raise ToolError(f"{where}: {error}") from error
     # OpenAI's form has no key for the return value.
-    return {"type": "function", "function": {k: v for k, v in {**inferred, "name": name}.items() if k != "return"}}
+    return {
+        "type": "function",
+        "function": {k: v for k, v in {**inferred, "name": name}.items() if k != "return"},
+    }
 
 
 def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
     """Check a schema and complete it to OpenAI's form; raises ToolError if that cannot be."""
     function = schema.get("function", schema) if isinstance(schema, Mapping) else None
     if not isinstance(function, Mapping):
-        raise ToolError(f"{where}: a schema is a mapping with name, description and parameters, got {short(schema)}")
+        raise ToolError(
+            f"{where}: a schema is a mapping with name, description and parameters, got "
+            f"{short(schema)}"
+        )
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
-        raise ToolError(f"{where}: a tool's name has letters, digits, _, - and ., at most 64; got {short(name)}")
+        raise ToolError(
+            f"{where}: a tool's name has letters, digits, _, - and ., at most 64; got {short(name)}"
+        )
     if not isinstance(description, str) or not description.strip():
         raise ToolError(f"{where}: the tool {name} needs a description for the model")
     parameters = function.get("parameters") or {"type": "object", "properties": {}}
     if not isinstance(parameters, Mapping) or parameters.get("type") != "object":
         raise ToolError(f"{where}: the parameters of {name} must be a JSON schema of type object")
     _make_validator(Parameters(parameters, f"{where}: the parameters of {name}"))
-    return {"type": "function", "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)}}
+    return {
+        "type": "function",
+        "function": {**copy.deepcopy(dict(function)), "parameters": dict(parameters)},
+    }
 
 
 class ArgumentCheck:
@@ -79,7 +103,9 @@ class ArgumentCheck:
 
     def __init__(self, schema: Schema) -> None:
         self.name: str = schema["function"]["name"]
-        self._parameters = Parameters(schema["function"]["parameters"], f"the parameters of {self.name}")
+        self._parameters = Parameters(
+            schema["function"]["parameters"], f"the parameters of {self.name}"
+        )
         self._validator = _make_validator(self._parameters)
         self._names = self._parameters.closed_names()
 
@@ -113,7 +139,8 @@ class ArgumentCheck:
 
 
 class Parameters:
-    """A tool's parameters, read by the rules of the draft that `$schema` names; 2020-12 without it."""
+    """A tool's parameters, read by the rules of the draft that `$schema` names; 2020-12 without
+    it."""
 
     def __init__(self, schema: Mapping[str, Any], where: str = "the parameters") -> None:
         jsonschema = import_extra("jsonschema", "a tool", "tools")
@@ -121,8 +148,12 @@ class Parameters:
         from referencing.jsonschema import specification_with
 
         self.schema, self.where = schema, where
-        self.draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-        self.resource = specification_with(self.draft.META_SCHEMA["$schema"]).create_resource(schema)
+        self.draft = jsonschema.validators.validator_for(
+            schema, default=jsonschema.Draft202012Validator
+        )
+        self.resource = specification_with(self.draft.META_SCHEMA["$schema"]).create_resource(
+            schema
+        )
         self._resolver = Registry().resolver_with_root(self.resource)
 
     def target(self, reference: Any) -> Any:
@@ -138,7 +169,8 @@ class Parameters:
             ) from error
 
     def same_value(self, schema: Mapping[str, Any]) -> list[Any]:
-        """Return the schemas that are applied to the same value: alternatives, references and conditions."""
+        """Return the schemas that are applied to the same value: alternatives, references and
+        conditions."""
         found = [inner for keyword in _ALTERNATIVES for inner in schema.get(keyword, ())]
         found += [schema[keyword] for keyword in _CONDITIONS if keyword in schema]
         found += schema.get("dependentSchemas", {}).values()
@@ -146,8 +178,11 @@ class Parameters:
             found.append(self.target(schema["$ref"]))
         return found
 
-    def reached(self, schema: Any, above: tuple[int, ...] = (), checked: set[int] | None = None) -> Iterator[Any]:
-        """Yield the schema and what is applied to the same value; raises ToolError if references lead back to it."""
+    def reached(
+        self, schema: Any, above: tuple[int, ...] = (), checked: set[int] | None = None
+    ) -> Iterator[Any]:
+        """Yield the schema and what is applied to the same value; raises ToolError if references
+        lead back to it."""
         checked = set() if checked is None else checked
         if not isinstance(schema, Mapping) or id(schema) in checked:
             return
@@ -159,7 +194,8 @@ class Parameters:
         checked.add(id(schema))
 
     def properties(self) -> dict[str, list[Mapping[str, Any]]]:
-        """Return the schemas that apply to each argument, through references, alternatives and conditions."""
+        """Return the schemas that apply to each argument, through references, alternatives and
+        conditions."""
         found: dict[str, list[Mapping[str, Any]]] = {}
         for outermost in self.reached(self.schema):
             for name, schema in outermost.get("properties", {}).items():
@@ -167,7 +203,8 @@ class Parameters:
         return found
 
     def closed_names(self) -> list[str] | None:
-        """Return the only names that arguments may have; None if there are no names, or others are allowed."""
+        """Return the only names that arguments may have; None if there are no names, or others are
+        allowed."""
         used = {keyword for schema in self.reached(self.schema) for keyword in schema}
         if "properties" not in used or used & _OPENING:
             return None
@@ -176,7 +213,9 @@ class Parameters:
     def convert(self, arguments: Mapping[str, str]) -> dict[str, Any]:
         """Convert arguments that are text to the schema's types where possible."""
         properties = self.properties()
-        return {name: _converted(value, properties.get(name, [])) for name, value in arguments.items()}
+        return {
+            name: _converted(value, properties.get(name, [])) for name, value in arguments.items()
+        }
 
 
 def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
@@ -192,23 +231,29 @@ def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
     return value
 
 
-# --- The validator -------------------------------------------------------------------------------------------------
+# --- The validator
+# -------------------------------------------------------------------------------------------------
 
 
 def _make_validator(parameters: Parameters) -> Any:
-    """jsonschema's validator for a schema, whose `iter_errors` raises TimeoutError after the deadline."""
+    """jsonschema's validator for a schema, whose `iter_errors` raises TimeoutError after the
+    deadline."""
     jsonschema = import_extra("jsonschema", "a tool", "tools")
     regex = import_extra("regex", "a tool", "tools")
     from referencing import Registry
 
     patterns = jsonschema.FormatChecker(formats=())
-    patterns.checks("regex", raises=regex.error)(lambda text: not isinstance(text, str) or bool(regex.compile(text)))
+    patterns.checks("regex", raises=regex.error)(
+        lambda text: not isinstance(text, str) or bool(regex.compile(text))
+    )
     draft = parameters.draft
     try:
         draft.check_schema(parameters.schema, format_checker=patterns)
         _check_references(parameters)
     except jsonschema.SchemaError as error:
-        raise ToolError(f"{parameters.where} are not a JSON schema: {error.message[:300]}") from error
+        raise ToolError(
+            f"{parameters.where} are not a JSON schema: {error.message[:300]}"
+        ) from error
     except RecursionError as error:
         raise ToolError(f"{parameters.where} are nested too deep") from error
     keywords = {
@@ -218,14 +263,16 @@ def _make_validator(parameters: Parameters) -> Any:
         "additionalProperties": _without_patterns(draft.VALIDATORS["additionalProperties"]),
     }
     keywords = {name: _limited(check) for name, check in keywords.items()}
-    # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a float.
+    # JSON Schema accepts 1.0 as an integer; a Python function that expects an int would get a
+    # float.
     types = draft.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     extended = jsonschema.validators.extend(draft, keywords, type_checker=types)
     return extended(parameters.schema, registry=Registry())
 
 
 def _check_references(parameters: Parameters) -> None:
-    """Refuse references that lead outside or back to themselves, and keywords whose time cannot be bounded."""
+    """Refuse references that lead outside or back to themselves, and keywords whose time cannot be
+    bounded."""
     used, checked = set[str](), set[int]()
     for schema in _inside(parameters.resource):
         used.update(schema if isinstance(schema, Mapping) else ())
@@ -233,7 +280,9 @@ def _check_references(parameters: Parameters) -> None:
             pass
     for keywords in ({"$dynamicRef"}, {"unevaluatedProperties", "patternProperties"}):
         if keywords <= used:
-            raise ToolError(f"{parameters.where} use {' with '.join(sorted(keywords))}, which is not supported")
+            raise ToolError(
+                f"{parameters.where} use {' with '.join(sorted(keywords))}, which is not supported"
+            )
 
 
 def _inside(resource: Any) -> Iterator[Any]:
@@ -244,11 +293,13 @@ def _inside(resource: Any) -> Iterator[Any]:
 
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[Any]]
-"""jsonschema's check of one keyword: validator, the keyword's value, instance and schema to errors."""
+"""jsonschema's check of one keyword: validator, the keyword's value, instance and schema to
+errors."""
 
 
 def _limited(check: Callable[..., Any]) -> Keyword:
-    """Return a keyword's check that ends at the deadline and lets null pass where OpenAPI's `nullable` allows it."""
+    """Return a keyword's check that ends at the deadline and lets null pass where OpenAPI's
+    `nullable` allows it."""
 
     def limited(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         _seconds_left()
@@ -278,7 +329,9 @@ def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterat
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
-def _pattern_properties(validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+def _pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[Any]:
     if isinstance(instance, Mapping):
         for pattern, inner in patterns.items():
             for key in (key for key in instance if _found(pattern, key)):
@@ -291,7 +344,16 @@ def _without_patterns(check: Keyword) -> Keyword:
     def additional(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         patterns = schema.get("patternProperties") or {}
         if patterns and isinstance(instance, Mapping):
-            instance = {key: item for key, item in instance.items() if not any(_found(p, key) for p in patterns)}
-        yield from check(validator, value, instance, {k: v for k, v in schema.items() if k != "patternProperties"})
+            instance = {
+                key: item
+                for key, item in instance.items()
+                if not any(_found(p, key) for p in patterns)
+            }
+        yield from check(
+            validator,
+            value,
+            instance,
+            {k: v for k, v in schema.items() if k != "patternProperties"},
+        )
 
     return additional

@@ -69,18 +69,21 @@ class Search(Tool):
 
 
 class CorpusIndex:
-    """The index of a JSONL file, at `path` or beside it; built again when damaged, or when the corpus differs."""
+    """The index of a JSONL file, at `path` or beside it; built again when damaged, or when the
+    corpus differs."""
 
     def __init__(self, corpus: Path, path: Path | None = None) -> None:
         self.corpus = corpus
         self.path = path if path is not None else corpus.with_name(corpus.name + ".fts5")
 
     def ensure(self) -> None:
-        """Build the index unless it is up to date; raises ConfigError if corpus or index cannot be used."""
+        """Build the index unless it is up to date; raises ConfigError if corpus or index cannot be
+        used."""
         self.find("any", 1)
 
     def find(self, query: str, count: int) -> list[dict[str, str]]:
-        """Find the `count` passages that fit best, best first; the query is words only. Raises as `ensure`."""
+        """Find the `count` passages that fit best, best first; the query is words only. Raises as
+        `ensure`."""
         words = list(dict.fromkeys(_WORD.findall(query.lower())))[:_MAX_WORDS]
         if not words:
             return []
@@ -92,16 +95,22 @@ class CorpusIndex:
         try:
             with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if self._rows(stamp, match, count) is None:  # no other process has built it meanwhile
+                if (
+                    self._rows(stamp, match, count) is None
+                ):  # no other process has built it meanwhile
                     self._build(stamp)
         except (OSError, sqlite3.DatabaseError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"config.index: {self.path} cannot be written: {reason}; name another file") from error
+            raise ConfigError(
+                f"config.index: {self.path} cannot be written: {reason}; name another file"
+            ) from error
         return self._rows(stamp, match, count) or []
 
     def _rows(self, stamp: int, match: str, count: int) -> list[dict[str, str]] | None:
         """Ask the index; None if there is none of this corpus that can be read."""
-        address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"  # `as_uri` escapes `#`, `?` and `%`
+        address = (
+            self.path.absolute().as_uri() + "?mode=ro&immutable=1"
+        )  # `as_uri` escapes `#`, `?` and `%`
         try:
             with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
                 if connection.execute("PRAGMA user_version").fetchone() != (stamp,):
@@ -116,7 +125,9 @@ class CorpusIndex:
         try:
             found = self.corpus.stat()
         except OSError as error:
-            raise ConfigError(f"config.corpus: {self.corpus} cannot be read: {error.strerror}") from error
+            raise ConfigError(
+                f"config.corpus: {self.corpus} cannot be read: {error.strerror}"
+            ) from error
         identity = f"{self.corpus.name}/{found.st_size}/{found.st_mtime_ns}"
         return zlib.crc32(identity.encode()) >> 1 | 1
 
@@ -144,6 +155,11 @@ class CorpusIndex:
                     passage = str(row.get("title", "")), str(text)
                     "".join(passage).encode()
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                    where, wrong = f"config.corpus: {self.corpus}, line {number}", f"{type(error).__name__}: {error}"
-                    raise ConfigError(f'{where}: {wrong}; write {{"title": ..., "text": ...}} in UTF-8') from error
+                    where, wrong = (
+                        f"config.corpus: {self.corpus}, line {number}",
+                        f"{type(error).__name__}: {error}",
+                    )
+                    raise ConfigError(
+                        f'{where}: {wrong}; write {{"title": ..., "text": ...}} in UTF-8'
+                    ) from error
                 yield passage

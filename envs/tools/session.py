@@ -28,7 +28,8 @@ class ToolSession:
         self.place = ToolPlace()
 
     def create(self, episode: ToolEpisode) -> list[ToolResult]:
-        """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails, and releases all."""
+        """Make the stateful tools, return their greetings; raises EnvironmentFault if one fails,
+        and releases all."""
         greetings = []
         for name, spec in self._specs.items():
             if not spec.stateful:
@@ -41,7 +42,9 @@ class ToolSession:
                     greetings.append(read_result(value, self.settings))
             except Exception as error:
                 self.release()
-                raise EnvironmentFault(f"the tool {name} could not begin the episode: {error}") from error
+                raise EnvironmentFault(
+                    f"the tool {name} could not begin the episode: {error}"
+                ) from error
         return greetings
 
     def check(self, found: Calls) -> tuple[list[Call], list[str]]:
@@ -53,7 +56,9 @@ class ToolSession:
         for call in found.calls:
             spec = self._specs.get(call.name)
             if spec is None:
-                errors.append(f"there is no tool {short(call.name)}; there are {', '.join(self._specs)}")
+                errors.append(
+                    f"there is no tool {short(call.name)}; there are {', '.join(self._specs)}"
+                )
                 continue
             arguments = spec.check.convert(call.arguments) if call.as_text else dict(call.arguments)
             if wrong := spec.check(arguments):
@@ -62,13 +67,16 @@ class ToolSession:
         return calls, errors
 
     def run(self, call: Call, deadline: float) -> ToolResult:
-        """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on EnvironmentFault."""
+        """Run a checked call until `deadline`, in `time.monotonic` seconds; passes on
+        EnvironmentFault."""
         seconds = min(self._timeout(call.name), deadline - time.monotonic())
         live = self._live.get(call.name)
         function = live.execute if live is not None else self._specs[call.name].target
         try:
             if seconds <= 0:
-                raise ToolTimeout("not run: the calls of this turn took longer than they may together")
+                raise ToolTimeout(
+                    "not run: the calls of this turn took longer than they may together"
+                )
             with timed(f"tool {call.name}"):
                 value = self._run(call.name, function, call.arguments, seconds)
             result = read_result(value, self.settings)
@@ -81,7 +89,8 @@ class ToolSession:
             return read_result(ToolResult(f"error: {error}", failed=True), self.settings)
 
     def reward(self) -> float:
-        """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward` fails counts as 0."""
+        """Return the stateful tools' rewards for the episode in total; a tool whose `calc_reward`
+        fails counts as 0."""
         total = 0.0
         for name, tool in self._live.items():
             try:
@@ -101,8 +110,15 @@ class ToolSession:
                 self.counts["tool_release_errors"] += 1
         self.place.end()
 
-    def _run(self, name: str, function: Callable[..., Any], arguments: Mapping[str, Any], timeout_s: float) -> Any:
-        """Run a method of a tool, on the event loop if any of its methods is async: its state belongs to one thread."""
+    def _run(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Any],
+        timeout_s: float,
+    ) -> Any:
+        """Run a method of a tool, on the event loop if any of its methods is async: its state
+        belongs to one thread."""
         if not self._specs[name].is_async:
             return self.place.run(name, function, arguments, timeout_s)
 

@@ -1,4 +1,5 @@
-"""The settings of the tool environment, which geo3k and easy_vqa extend, and those of one MCP server."""
+"""The settings of the tool environment, which geo3k and easy_vqa extend, and those of one MCP
+server."""
 
 import os
 from collections.abc import Mapping
@@ -16,18 +17,20 @@ class ToolSettings(QuestionSettings):
     """The YAML's `env:` mapping."""
 
     tools: str | tuple[Any, ...] | Mapping[str, Any] = ()
-    """Tools to offer: import paths, `.py` files, or mappings with `path`, `name`, `schema`, `config` and `timeout_s`,
-    or with `mcp` (a server's tools) and `timeout_s`. Also a single one of these."""
+    """Tools to offer: import paths, `.py` files, or mappings with `path`, `name`, `schema`,
+    `config` and `timeout_s`, or with `mcp` (a server's tools) and `timeout_s`. Also a single one of
+    these."""
     tools_in: Literal["template", "prompt"] = "template"
-    """`template` passes tools and results through the chat template's tools section and tool role. `prompt` writes
-    them into the system message and user messages, for chat templates without tools."""
+    """`template` passes tools and results through the chat template's tools section and tool role.
+    `prompt` writes them into the system message and user messages, for chat templates without
+    tools."""
     instruction: str | None = None
     """First sentence of the system message. A data set's own system message takes precedence."""
     prompt_template: str | None = None
     """Jinja file that replaces the built-in system message."""
     grader: str | None = None
-    """How the final answer is scored: `exact`, `math`, or the import path of a function `(answer, question) -> score`
-    or `(score, feedback)`. Without a grader, only tools give reward."""
+    """How the final answer is scored: `exact`, `math`, or the import path of a function `(answer,
+    question) -> score` or `(score, feedback)`. Without a grader, only tools give reward."""
     answer_retries: int = Field(default=0, ge=0)
     """How often a wrong final answer may be corrected. Needs a grader."""
     max_steps: int = Field(default=8, ge=1)
@@ -43,12 +46,15 @@ class ToolSettings(QuestionSettings):
     format_penalty: float = Field(default=0.1, ge=0)
     """Subtracted from the reward of an invalid answer."""
     deterministic: bool = True
-    """Set to false if calls must not be repeated. A lost episode is then given up instead of replayed."""
+    """Set to false if calls must not be repeated. A lost episode is then given up instead of
+    replayed."""
 
     @model_validator(mode="after")
     def _retries_need_a_grader(self) -> Self:
         if self.answer_retries and self.grader is None:
-            raise ConfigError("env.answer_retries needs env.grader: without a grader, no answer is ever wrong")
+            raise ConfigError(
+                "env.answer_retries needs env.grader: without a grader, no answer is ever wrong"
+            )
         return self
 
 
@@ -56,23 +62,27 @@ class McpSettings(Settings):
     """The `mcp:` mapping of an entry of `env.tools`."""
 
     command: str | tuple[str, ...] | None = None
-    """Program that is the server, with its arguments: a list, or one text that is split as in a shell. It is looked up
-    beside the running Python first, then in PATH."""
+    """Program that is the server, with its arguments: a list, or one text that is split as in a
+    shell. It is looked up beside the running Python first, then in PATH."""
     url: str | None = None
-    """Address of a running server that speaks streamable HTTP, such as `http://localhost:8000/mcp`."""
+    """Address of a running server that speaks streamable HTTP, such as
+    `http://localhost:8000/mcp`."""
     include: tuple[str, ...] | None = None
     """The server's tools to offer; by default all of them."""
     prefix: str = ""
     """Put before every tool's name, for servers whose tools have the same names."""
     scope: Literal["worker", "episode"] = "worker"
-    """`worker`: all episodes of a worker process share one connection; for servers that keep nothing between calls.
-    `episode`: every episode starts the command, or opens a connection to the URL, for itself."""
+    """`worker`: all episodes of a worker process share one connection; for servers that keep
+    nothing between calls. `episode`: every episode starts the command, or opens a connection to the
+    URL, for itself."""
     deterministic: bool = False
-    """Whether the same calls always give the same results. If not, a lost episode is given up instead of replayed."""
+    """Whether the same calls always give the same results. If not, a lost episode is given up
+    instead of replayed."""
     start_timeout_s: float = Field(default=30.0, gt=0)
     """Seconds in which the server must start and list its tools."""
     pass_env: tuple[str, ...] = ()
-    """Environment variables that the command gets. Without an entry here, it gets little more than HOME and PATH."""
+    """Environment variables that the command gets. Without an entry here, it gets little more than
+    HOME and PATH."""
     api_key_env: str | None = None
     """Environment variable with the key that is sent to the URL as a bearer token."""
 
@@ -89,7 +99,8 @@ class McpSettings(Settings):
 
     @property
     def words(self) -> list[str]:
-        """Return the command as a list; raises ConfigError if a quotation mark in the text is not closed."""
+        """Return the command as a list; raises ConfigError if a quotation mark in the text is not
+        closed."""
         return split_command(self.command or (), "mcp.command")
 
     @property

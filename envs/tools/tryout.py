@@ -1,4 +1,5 @@
-"""Calls each tool of an environment once and grades the reference answer, for `slime-verlog check`."""
+"""Calls each tool of an environment once and grades the reference answer, for `slime-verlog
+check`."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +24,15 @@ class Tried(NamedTuple):
 
 
 def try_tools(env: ToolEnv) -> Iterator[Tried]:
-    """Yield what each tool and the grader do, after a reset; raises EnvironmentFault if a machine or grader breaks."""
+    """Yield what each tool and the grader do, after a reset; raises EnvironmentFault if a machine
+    or grader breaks."""
     for spec in env.offered:
         yield _try_tool(env, spec)
     reference = env.question.answer
     if env.grades and reference is not None:
-        yield _try_grader(env, reference[0] if isinstance(reference, list | tuple) and reference else reference)
+        yield _try_grader(
+            env, reference[0] if isinstance(reference, list | tuple) and reference else reference
+        )
 
 
 def _try_tool(env: ToolEnv, spec: ToolSpec) -> Tried:
@@ -58,7 +62,8 @@ _OF_TYPE = {"object": {}, "array": [], "integer": 1, "number": 1, "boolean": Tru
 
 
 def example_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the required arguments of a tool, from `examples`, `default`, `const`, `enum` or the type of each."""
+    """Return the required arguments of a tool, from `examples`, `default`, `const`, `enum` or the
+    type of each."""
     parameters = Parameters(schema)
     described = parameters.properties()
     required = [name for part in parameters.reached(schema) for name in part.get("required", ())]

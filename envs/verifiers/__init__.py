@@ -1,7 +1,8 @@
 """Environments of the package `verifiers`, played by verifiers itself as an agent's program.
 
-Every request that verifiers sends to its model is a turn, and the score of its rubric is the reward of the last turn.
-verifiers runs in its own Python (`env.python`), so its dependencies never meet ours.
+Every request that verifiers sends to its model is a turn, and the score of its rubric is the reward
+of the last turn. verifiers runs in its own Python (`env.python`), so its dependencies never meet
+ours.
 """
 
 import json
@@ -22,14 +23,16 @@ class VerifiersSettings(AgentSettings):
     """The YAML's `env:` mapping for environments of verifiers."""
 
     id: str
-    """The environment: an installed package, a module in `workdir`, or a taskset that comes with verifiers."""
+    """The environment: an installed package, a module in `workdir`, or a taskset that comes with
+    verifiers."""
     args: Mapping[str, Any] = {}
-    """Arguments of `load_environment`. For a taskset of verifiers 0.4: its environment config, such as `taskset` and
-    the agents."""
+    """Arguments of `load_environment`. For a taskset of verifiers 0.4: its environment config, such
+    as `taskset` and the agents."""
     split: Literal["train", "eval"] = "train"
     """Data set to play; tasksets have only one."""
     examples: int | None = Field(default=None, ge=1)
-    """How many examples are played, from the first one on; null: all. Required for endless tasksets."""
+    """How many examples are played, from the first one on; null: all. Required for endless
+    tasksets."""
     command: str | tuple[str, ...] = f"python {PROGRAM.name}"
     prepare: str | None = "envs.verifiers:prepare"
     grader: str | None = "envs.verifiers:grade"
@@ -45,11 +48,18 @@ def prepare(run: AgentRun) -> None:
 
 
 def grade(run: AgentRun) -> float:
-    """Return the rubric's score, 0 if a limit ended the episode; raises EnvironmentFault if verifiers failed."""
+    """Return the rubric's score, 0 if a limit ended the episode; raises EnvironmentFault if
+    verifiers failed."""
     if run.exit_code:
         last = (run.output.strip().splitlines() or ["nothing"])[-1]
-        raise EnvironmentFault(f"verifiers ended with exit code {run.exit_code}; its last line: {last[:300]}")
-    return 0.0 if run.exit_code is None else json.loads((run.folder / "result.json").read_text())["score"]
+        raise EnvironmentFault(
+            f"verifiers ended with exit code {run.exit_code}; its last line: {last[:300]}"
+        )
+    return (
+        0.0
+        if run.exit_code is None
+        else json.loads((run.folder / "result.json").read_text())["score"]
+    )
 
 
 def build_env(sample: Any, args: Any) -> AgentEnv:

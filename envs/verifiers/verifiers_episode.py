@@ -1,4 +1,5 @@
-"""Plays one episode of an environment of verifiers, in verifiers' own Python: `episode.json` in, `result.json` out."""
+"""Plays one episode of an environment of verifiers, in verifiers' own Python: `episode.json` in,
+`result.json` out."""
 
 import asyncio
 import importlib
@@ -10,10 +11,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-BY_THE_MODEL = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolCallError", "ToolParseError")  # no faults
+BY_THE_MODEL = (
+    "EmptyModelResponseError",
+    "InvalidModelResponseError",
+    "ToolCallError",
+    "ToolParseError",
+)  # no faults
 
 
-def play_environment(name: str, args: dict[str, Any], split: str, examples: int | None, seed: int) -> float:
+def play_environment(
+    name: str, args: dict[str, Any], split: str, examples: int | None, seed: int
+) -> float:
     """Play a row of what a module's `load_environment` returns (verifiers before 0.4)."""
     verifiers: Any = importlib.import_module("verifiers")
     env = verifiers.load_environment(name, **args)
@@ -29,16 +37,23 @@ def play_environment(name: str, args: dict[str, Any], split: str, examples: int 
 
 
 def play_taskset(name: str, args: dict[str, Any], examples: int | None, seed: int) -> float:
-    """Play a task of a taskset (verifiers from 0.4); the score is the mean reward of the agents that are trained."""
+    """Play a task of a taskset (verifiers from 0.4); the score is the mean reward of the agents
+    that are trained."""
     import verifiers.v1 as vf
 
-    env = vf.load_environment(vf.resolve_env_config({**args, "taskset": {"id": name, **args.get("taskset", {})}}))
+    env = vf.load_environment(
+        vf.resolve_env_config({**args, "taskset": {"id": name, **args.get("taskset", {})}})
+    )
     if examples is None and not env.taskset.bounded:
         sys.exit(f"the taskset {name} is endless; set env.examples")
     count = examples or sum(1 for _ in env.taskset)
     task = next(itertools.islice(env.taskset, seed % count, None))
-    client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
-    context = vf.ModelContext(client=client, model=os.environ["AGENT_MODEL"], sampling=vf.SamplingConfig())
+    client = vf.EvalClientConfig(
+        base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY"
+    )
+    context = vf.ModelContext(
+        client=client, model=os.environ["AGENT_MODEL"], sampling=vf.SamplingConfig()
+    )
 
     async def play() -> vf.Episode:
         async with env.serving():
@@ -55,6 +70,12 @@ if __name__ == "__main__":
     given = json.loads(Path("episode.json").read_text())
     ident, split = given.pop("id"), given.pop("split")
     module = ident.rsplit("/", 1)[-1].replace("-", "_")
-    is_classic = importlib.util.find_spec(module) and hasattr(importlib.import_module(module), "load_environment")
-    score = play_environment(module, split=split, **given) if is_classic else play_taskset(ident, **given)
+    is_classic = importlib.util.find_spec(module) and hasattr(
+        importlib.import_module(module), "load_environment"
+    )
+    score = (
+        play_environment(module, split=split, **given)
+        if is_classic
+        else play_taskset(ident, **given)
+    )
     Path("result.json").write_text(json.dumps({"score": score}))

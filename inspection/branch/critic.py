@@ -29,7 +29,10 @@ def values_of(prompts: Sequence[Sequence[int]], checkpoints: Path, policy: Path)
         CheckpointError: its critic cannot be read, or is of another shape.
     """
     if not is_checkpoint(checkpoints):
-        raise ConfigError(f"--critic {checkpoints} holds no checkpoint; give OUT/checkpoints of slime-verlog train")
+        raise ConfigError(
+            f"--critic {checkpoints} holds no checkpoint; give OUT/checkpoints of slime-verlog "
+            "train"
+        )
     record = critic_record(checkpoints)
     head = {key: record[key] for key in HEAD_KEYS if key in record}
     bins = hl_gauss_of(read_settings(AdvantageSettings, head))

@@ -1,7 +1,9 @@
-"""One call of `slime-verlog branch`: chooses states, plays the branches that are missing, and writes the values.
+"""One call of `slime-verlog branch`: chooses states, plays the branches that are missing, and
+writes the values.
 
-The folder is like that of `evaluate`. Each branch is one episode of `episodes.jsonl`, from its beginning; `setting`
-names the turn, `repeat` counts the branches of a state, and `branch` says where it comes from.
+The folder is like that of `evaluate`. Each branch is one episode of `episodes.jsonl`, from its
+beginning; `setting` names the turn, `repeat` counts the branches of a state, and `branch` says
+where it comes from.
 """
 
 from __future__ import annotations
@@ -20,7 +22,14 @@ from embedded.run.folder import write_text
 from inspection.branch.values import Estimate, explained, mean_of, return_to_go
 from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
-from inspection.evaluate.session import OF_PLAYER, RUN, RunFolder, check_sources, exit_code, play_missing
+from inspection.evaluate.session import (
+    OF_PLAYER,
+    RUN,
+    RunFolder,
+    check_sources,
+    exit_code,
+    play_missing,
+)
 from inspection.evaluate.table import SPEED_KEYS, Key, SweepPoint
 from inspection.records import FILE, Record, env_spec_of, read_episodes, token_ids_of
 from inspection.target import check_numbers
@@ -32,7 +41,18 @@ from slime_verlog import ConfigError, read_settings
 VALUES = "values.json"
 RETURNS = ("return_to_go", "discounted")
 """What a branch earned from its turn on: the sum, and discounted with `gamma_step`."""
-_KEPT = ("setting", "player", "repeat", "env_path", "task", "options", "max_turns", "task_name", "seed", "digests")
+_KEPT = (
+    "setting",
+    "player",
+    "repeat",
+    "env_path",
+    "task",
+    "options",
+    "max_turns",
+    "task_name",
+    "seed",
+    "digests",
+)
 _OF_TURN = ("response", "summary", "token_ids", "reward", "moves")
 
 
@@ -69,7 +89,9 @@ class State:
         """Token ids of the turn's prompt; raises ConfigError if the record has none."""
         ids = list(token_ids_of(self.episode["story"]))[self.turn - 1]
         if ids is None:
-            raise ConfigError(f"{self.name} has no token ids, so a critic cannot read it; let the model play it")
+            raise ConfigError(
+                f"{self.name} has no token ids, so a critic cannot read it; let the model play it"
+            )
         return ids[0]
 
     def spec(self, branch: int) -> EpisodeSpec:
@@ -83,13 +105,16 @@ class State:
         # The sampling depends on the id, which must not be that of the recorded episode.
         number = self.turn * 1_000_000 + branch + 1
         env = env_spec_of(self.episode)
-        return EpisodeSpec(number, self.episode["task_name"], env, past=Past(past, digests, self.name))
+        return EpisodeSpec(
+            number, self.episode["task_name"], env, past=Past(past, digests, self.name)
+        )
 
 
 def branch(options: Namespace) -> int:
     """Play the branches that are missing in `--out`, and write the values.
 
-    Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
+    Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if
+    it ends early.
     """
     check_numbers(options, {"times": 1, "sample": 1, "episode": 1, **OF_PLAYER})
     player = read_player(options)
@@ -106,10 +131,16 @@ def branch(options: Namespace) -> int:
     by_key = {state.key(branch): state for state in states for branch in range(options.times)}
     jobs = []
     for setting, point in points.items():
-        specs = {key: state.spec(key[-1]) for key, state in by_key.items() if state.setting == setting}
+        specs = {
+            key: state.spec(key[-1]) for key, state in by_key.items() if state.setting == setting
+        }
         _check_sessions(point, specs)
         jobs.append((point, specs))
-    identity = {"player": player.identity(options), "config": config, "episodes": _digest(options.episodes)}
+    identity = {
+        "player": player.identity(options),
+        "config": config,
+        "episodes": _digest(options.episodes),
+    }
     with RunFolder(Path(options.out), player.name, identity, now) as folder:
         gammas = {setting: point.settings.gamma_step for setting, point in points.items()}
 
@@ -129,7 +160,9 @@ def _values(states: Sequence[State], options: Namespace, player: PlayerSpec) -> 
     if options.critic is None:
         return []
     if options.sample is None or player.kind is not Kind.FOLDER:
-        raise ConfigError("--critic needs --sample, and as --player a model folder of the critic's run")
+        raise ConfigError(
+            "--critic needs --sample, and as --player a model folder of the critic's run"
+        )
     from inspection.branch.critic import values_of
 
     return values_of([state.prompt() for state in states], options.critic, Path(player.source))
@@ -138,7 +171,9 @@ def _values(states: Sequence[State], options: Namespace, player: PlayerSpec) -> 
 def _check_times(options: Namespace, player: PlayerSpec) -> None:
     """Raise ConfigError for a number of branches that tells nothing."""
     if options.sample is not None and options.times < 2:
-        raise ConfigError(f"--times {options.times}: --sample compares the branches of a state; give at least 2")
+        raise ConfigError(
+            f"--times {options.times}: --sample compares the branches of a state; give at least 2"
+        )
     is_fixed = player.source == "expert" or (player.source != "random" and options.temperature == 0)
     if is_fixed and options.times > 1:
         how = "expert" if player.source == "expert" else f"{player.name} at temperature 0"
@@ -147,7 +182,8 @@ def _check_times(options: Namespace, player: PlayerSpec) -> None:
 
 
 def _read_run(path: Path) -> tuple[Record, Mapping[str, str]]:
-    """Return the settings with which the episodes were played, and the fingerprints of the environments' files."""
+    """Return the settings with which the episodes were played, and the fingerprints of the
+    environments' files."""
     file = (path if path.is_dir() else path.parent) / RUN
     if not file.is_file():
         why = f"there is no {file}, so the settings of the episodes are unknown"
@@ -189,18 +225,27 @@ def _choose(options: Namespace) -> list[State]:
 
 def _slim(episode: Record, where: str) -> Record:
     """The record without prompts; raises ConfigError if it does not name its environment."""
-    if missing := [key for key in ("env_path", "task", "task_name", "seed", "setting") if episode.get(key) is None]:
+    if missing := [
+        key
+        for key in ("env_path", "task", "task_name", "seed", "setting")
+        if episode.get(key) is None
+    ]:
         raise ConfigError(f"{where} has no {missing[0]}, so it cannot be played again")
     story = [{key: turn[key] for key in _OF_TURN if key in turn} for turn in episode["story"]]
     return {key: episode[key] for key in _KEPT if key in episode} | {"story": story}
 
 
-def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> dict[str, SweepPoint]:
+def _points(
+    states: Sequence[State], config: Record, changes: Sequence[str]
+) -> dict[str, SweepPoint]:
     """The settings with which the episodes were played, by their name in the record."""
     changed = with_assignments({}, changes, "--set", "n_env=8")
     if others := [key for key in changed if key not in SPEED_KEYS]:
         keys = ", ".join(SPEED_KEYS)
-        raise ConfigError(f"--set {others[0]}: a branch has the settings of its episode; only these can be set: {keys}")
+        raise ConfigError(
+            f"--set {others[0]}: a branch has the settings of its episode; only these can be set: "
+            f"{keys}"
+        )
     points = {}
     for setting in dict.fromkeys(state.setting for state in states):
         swept = setting.split(", ") if setting != "-" else []
@@ -211,7 +256,9 @@ def _points(states: Sequence[State], config: Record, changes: Sequence[str]) -> 
 
 def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:
     """Raise ConfigError if OpenEnv servers have fewer sessions than branches are played at once."""
-    options = next((spec.env.options for spec in specs.values() if spec.env.env_path == "envs.openenv"), None)
+    options = next(
+        (spec.env.options for spec in specs.values() if spec.env.env_path == "envs.openenv"), None
+    )
     if options is None:
         return
     from envs.openenv.session import count_sessions
@@ -221,16 +268,28 @@ def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None
     sessions = count_sessions(read_settings(OpenEnvSettings, options, "env."), at_once)
     if sessions < at_once:
         more = f"{at_once} branches would be played at once, and the servers have {sessions} free sessions"
-        raise ConfigError(f"{more}; give --set n_env={max(sessions // 3, 1)}, or allow more on the servers")
+        raise ConfigError(
+            f"{more}; give --set n_env={max(sessions // 3, 1)}, or allow more on the servers"
+        )
 
 
 def _about(state: State, episode: Record, path: Path, gamma: float) -> Record:
-    """Where a branch comes from, and what it earned from its turn on; raises ConfigError if it ended before that."""
+    """Where a branch comes from, and what it earned from its turn on; raises ConfigError if it
+    ended before that."""
     new = episode["story"][state.turn - 1 :]
     if not new and episode["stop"] != "failed":
-        ended = f"ended in turn {len(episode['story'])} ({episode['stop']}), before turn {state.turn}"
-        raise ConfigError(f"the replay of {state.name} {ended}; a shorter context (--max-context-len) does that")
-    about = {"run": str(path), "episode": state.number, "turn": state.turn, "player": state.episode.get("player", "-")}
+        ended = (
+            f"ended in turn {len(episode['story'])} ({episode['stop']}), before turn {state.turn}"
+        )
+        raise ConfigError(
+            f"the replay of {state.name} {ended}; a shorter context (--max-context-len) does that"
+        )
+    about = {
+        "run": str(path),
+        "episode": state.number,
+        "turn": state.turn,
+        "player": state.episode.get("player", "-"),
+    }
     return about | _returns(new, gamma)
 
 
@@ -245,7 +304,8 @@ def _write_values(
     gammas: Mapping[str, float],
     values: Sequence[float],
 ) -> None:
-    """Write and print what is known of each state, and of a sample the explainable share and the critic's."""
+    """Write and print what is known of each state, and of a sample the explainable share and the
+    critic's."""
     rows: list[Record] = []
     compared: list[tuple[State, list[Record]]] = []
     guesses: list[float] = []
@@ -285,14 +345,38 @@ def _write_values(
 
 def _row(state: State, played: Sequence[Record], gamma: float) -> Record:
     """A state's values: means with intervals, and what the recorded episode earned from there."""
-    where = {"setting": state.setting, "task": state.episode["task_name"], "seed": state.episode["seed"]}
+    where = {
+        "setting": state.setting,
+        "task": state.episode["task_name"],
+        "seed": state.episode["seed"],
+    }
     means = {name: mean_of([branch[name] for branch in played]) for name in RETURNS}
     own = _returns(state.episode["story"][state.turn - 1 :], gamma)
-    return {"episode": state.number, **where, "turn": state.turn, "n": len(played), **means, "own": own}
+    return {
+        "episode": state.number,
+        **where,
+        "turn": state.turn,
+        "n": len(played),
+        **means,
+        "own": own,
+    }
 
 
 def _table(rows: Sequence[Record]) -> list[str]:
-    lines = [["task", "episode", "turn", "n", "failed", "return to go", "95 %", "discounted", "95 %", "recorded"]]
+    lines = [
+        [
+            "task",
+            "episode",
+            "turn",
+            "n",
+            "failed",
+            "return to go",
+            "95 %",
+            "discounted",
+            "95 %",
+            "recorded",
+        ]
+    ]
     for row in rows:
         line = [row["task"], *(str(row[name]) for name in ("episode", "turn", "n", "failed"))]
         for name in RETURNS:

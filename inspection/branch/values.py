@@ -1,4 +1,5 @@
-"""Values of states from branches: means with intervals, and the share of the returns' variance that states explain."""
+"""Values of states from branches: means with intervals, and the share of the returns' variance that
+states explain."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ FEWEST = 4
 """Branches of a state, or episodes of a sample, for an interval."""
 RESAMPLES = 1000
 QUANTILES = {60: 2.0, 30: 2.042, 15: 2.131, 10: 2.228, 7: 2.365, 5: 2.571, 4: 2.776, 3: 3.182}
-"""The 97.5 % quantiles of Student's t, by degrees of freedom; one in between takes that of fewer, which is larger."""
+"""The 97.5 % quantiles of Student's t, by degrees of freedom; one in between takes that of fewer,
+which is larger."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,14 @@ class Estimate:
 
     def interval(self) -> str:
         """The interval as text; a dash without one."""
-        return "–" if self.low is None or self.high is None else f"[{self.low:.3f}, {self.high:.3f}]"
+        return (
+            "–" if self.low is None or self.high is None else f"[{self.low:.3f}, {self.high:.3f}]"
+        )
 
 
 def return_to_go(turns: Sequence[Record], gamma: float) -> float:
-    """Return the rewards of an episode's last turns, each discounted by the moves of the environment before it.
+    """Return the rewards of an episode's last turns, each discounted by the moves of the
+    environment before it.
 
     Notes, and turns that an environment marks with `moves: false`, are not discounted.
     """
@@ -53,12 +58,15 @@ def mean_of(returns: Sequence[float]) -> Estimate:
 
 
 def explained(
-    states: Sequence[Sequence[float]], episodes: Sequence[int], values: Sequence[float] | None = None
+    states: Sequence[Sequence[float]],
+    episodes: Sequence[int],
+    values: Sequence[float] | None = None,
 ) -> Estimate:
     """The share of the returns' variance that lies between states: what a perfect critic explains.
 
-    With a critic's value of each state, the share that this critic explains. NaN if no return differs. The interval is
-    a percentile bootstrap over episodes, because states of one episode are not independent.
+    With a critic's value of each state, the share that this critic explains. NaN if no return
+    differs. The interval is a percentile bootstrap over episodes, because states of one episode are
+    not independent.
 
     Args:
         states: the returns of each state's branches, at least two.
@@ -66,7 +74,9 @@ def explained(
     """
     values = [math.nan] * len(states) if values is None else values
     rows = zip(states, values, strict=True)
-    moments = np.array([(np.mean(found), np.var(found, ddof=1), len(found), value) for found, value in rows])
+    moments = np.array(
+        [(np.mean(found), np.var(found, ddof=1), len(found), value) for found, value in rows]
+    )
     share = _share(moments)
     numbers = np.unique(episodes)
     if len(numbers) < FEWEST:
@@ -82,11 +92,12 @@ def explained(
 
 
 def _share(moments: np.ndarray) -> float:
-    """One-way analysis of variance of `moments` [states, 4]: each state's returns' mean, variance, number, and value.
+    """One-way analysis of variance of `moments` [states, 4]: each state's returns' mean, variance,
+    number, and value.
 
-    Means over few branches vary more than the values of states, so the variance within states is subtracted; the share
-    is below 0 if the means vary less than luck explains. Without a critic's values (NaN), nothing between states is
-    left unexplained.
+    Means over few branches vary more than the values of states, so the variance within states is
+    subtracted; the share is below 0 if the means vary less than luck explains. Without a critic's
+    values (NaN), nothing between states is left unexplained.
     """
     means, within, counts, values = moments.T
     luck = (within / counts).mean()

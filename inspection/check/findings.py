@@ -1,4 +1,5 @@
-"""Plays an episode with a scripted player and judges what it saw: one finding per question that an author would ask."""
+"""Plays an episode with a scripted player and judges what it saw: one finding per question that an
+author would ask."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,8 @@ LOWEST_RETURN, HIGHEST_RETURN = -1.0, 10.0
 MIN_LEFT = 0.1
 """Share of the expert's rewards that should be left at the first turn after discounting."""
 GROWTH, GROWTH_TURNS = 2.0, 16
-"""A prompt grows if its last quarter is this much longer than its second, in an episode of at least so many turns."""
+"""A prompt grows if its last quarter is this much longer than its second, in an episode of at least
+so many turns."""
 FREE_TEXTS = ("", "Hello! What should I do?", "THINK: I do not know.\nACTION:")
 """Responses without an action, as untrained models write them."""
 Encoders = Callable[..., Any] | None
@@ -88,15 +90,20 @@ class Playthrough:
         return self.replies[-1].done
 
 
-async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, player: str, most: int) -> Playthrough:
-    """Play from a reset to the end or for `most` turns; raises SlimeVerlogError if environment or player fail."""
+async def play(
+    trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, player: str, most: int
+) -> Playthrough:
+    """Play from a reset to the end or for `most` turns; raises SlimeVerlogError if environment or
+    player fail."""
     conversation = Conversation(memory_of(settings))
     found = Playthrough(player)
     _show(conversation, await trial.reset(episode), found)
     found.first_prompt = list(conversation.messages)
     episode_seed = int(episode.env.metadata["seed"])
     while not found.done and len(found.answers) < most:
-        answer = await trial.ask(episode, suggest, player, episode_seed * 1009 + len(found.answers), True)
+        answer = await trial.ask(
+            episode, suggest, player, episode_seed * 1009 + len(found.answers), True
+        )
         shown = found.replies[-1].observation
         try:
             reply = await trial.step(episode, answer)
@@ -107,7 +114,9 @@ async def play(trial: Trial, settings: RolloutSettings, episode: EpisodeSpec, pl
             raise type(error)(f"{error} ({where})") from error
         assert reply.info is not None
         found.answers.append(answer)
-        conversation.answered(shown, answer, reply.info["valid_action"], reply.info["executed_action"])
+        conversation.answered(
+            shown, answer, reply.info["valid_action"], reply.info["executed_action"]
+        )
         _show(conversation, reply, found)
     return found
 
@@ -139,7 +148,9 @@ async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
         try:
             reply = await trial.step(episode, answer)
         except EnvironmentFault as error:
-            raise type(error)(f"{error} (the response was {answer!r}; step must take any text)") from error
+            raise type(error)(
+                f"{error} (the response was {answer!r}; step must take any text)"
+            ) from error
         assert reply.info is not None
         valid, done = valid + reply.info["valid_action"], reply.done
     detail = f"responses without an action are taken; {valid} of {len(FREE_TEXTS)} counted as valid"
@@ -149,7 +160,8 @@ async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
 async def replay_difference(
     trial: Trial, episode: EpisodeSpec, played: Playthrough, neighbour: EpisodeSpec | None = None
 ) -> int | None:
-    """The first step at which the same responses show something else (0 is the reset); None if there is none.
+    """The first step at which the same responses show something else (0 is the reset); None if
+    there is none.
 
     A `neighbour` is played in the same process meanwhile, as another slot is in training.
     """
@@ -170,7 +182,10 @@ async def replay_difference(
 
 
 def judge(
-    plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings, encoders: Encoders
+    plays: Sequence[Playthrough],
+    abilities: Abilities,
+    settings: RolloutSettings,
+    encoders: Encoders,
 ) -> Iterator[Finding]:
     """Yield the findings about the episodes of one task."""
     replies = [reply for play in plays for reply in play.replies]
@@ -208,14 +223,18 @@ def _outcome(play: Playthrough) -> Finding:
     return ok(play.player, result)
 
 
-def _ending(plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings) -> Finding:
+def _ending(
+    plays: Sequence[Playthrough], abilities: Abilities, settings: RolloutSettings
+) -> Finding:
     found = {"max_steps": abilities.max_steps, "max_turns": settings.max_turns}
     limits = [f"{name} {limit}" for name, limit in found.items() if limit]
     if limits:
         return ok("ending", f"limited by {' and '.join(limits)}")
     if all(play.done for play in plays):
         return ok("ending", "every episode ended")
-    return warning("ending", "an episode did not end and nothing limits it; set max_turns in the YAML")
+    return warning(
+        "ending", "an episode did not end and nothing limits it; set max_turns in the YAML"
+    )
 
 
 def _reward(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
@@ -238,12 +257,17 @@ def _scale(plays: Sequence[Playthrough]) -> Iterator[Finding]:
     high = max(returns)
     if low < LOWEST_RETURN or high > HIGHEST_RETURN:
         healthy = f"keep returns between about {LOWEST_RETURN:g} and {HIGHEST_RETURN:g}"
-        detail = f"an episode's rewards add up to {low:g}" + (f" or {high:g}" if high != low else "")
-        yield warning("scale", f"{detail}; {healthy}, or the critic hardly learns: divide the rewards")
+        detail = f"an episode's rewards add up to {low:g}" + (
+            f" or {high:g}" if high != low else ""
+        )
+        yield warning(
+            "scale", f"{detail}; {healthy}, or the critic hardly learns: divide the rewards"
+        )
 
 
 def _discount(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[Finding]:
-    """Whether the first turns can tell that they are paid: what is left of the expert's rewards at the first turn."""
+    """Whether the first turns can tell that they are paid: what is left of the expert's rewards at
+    the first turn."""
     gamma = settings.gamma_step
     for play in plays:
         paid = [max(reward, 0.0) for reward in play.rewards]
@@ -279,11 +303,15 @@ def _range(plays: Sequence[Playthrough], settings: RolloutSettings) -> Iterator[
 
 
 def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
-    valid = [info["valid_action"] for play in plays if play.player == "random" for info in play.infos]
+    valid = [
+        info["valid_action"] for play in plays if play.player == "random" for info in play.infos
+    ]
     if not abilities.actions:
         if valid and not any(valid) and not abilities.has_expert:
             detail = f"none named, and none of {len(valid)} answers of plain words was valid"
-            return warning("actions", f"{detail}; if the game takes certain words, name them in actions")
+            return warning(
+                "actions", f"{detail}; if the game takes certain words, name them in actions"
+            )
         return ok("actions", "none named, so any text may be an answer")
     default = plays[0].replies[0].default_action
     if default not in abilities.actions:
@@ -291,7 +319,9 @@ def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
     if not any(valid):
         detail = f"none of {len(valid)} answers drawn from actions was valid; step must accept the names in actions"
         return warning("actions", detail)
-    return ok("actions", f"{len(abilities.actions)} named; {sum(valid)} of {len(valid)} were accepted")
+    return ok(
+        "actions", f"{len(abilities.actions)} named; {sum(valid)} of {len(valid)} were accepted"
+    )
 
 
 def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
@@ -310,8 +340,13 @@ def _growth(plays: Sequence[Playthrough], settings: RolloutSettings) -> Finding:
 
 
 def _budget(play: Playthrough, settings: RolloutSettings, encoder: Any) -> Iterator[Finding]:
-    """Yield an error if the first prompt is above `memory.budget`; a warning if its tokens are only estimated."""
-    if settings.memory.kind != "notes" or settings.history == "full" or play.replies[0].whole_prompts:
+    """Yield an error if the first prompt is above `memory.budget`; a warning if its tokens are only
+    estimated."""
+    if (
+        settings.memory.kind != "notes"
+        or settings.history == "full"
+        or play.replies[0].whole_prompts
+    ):
         return
     most = settings.memory.budget
     if encoder:
@@ -338,7 +373,9 @@ def _size(replies: Sequence[EnvReply], encoder: Any) -> Finding:
     tokens = len(encoder.text.encode(longest)) if encoder else len(longest) // CHARS_PER_TOKEN
     mean = sum(map(len, observations)) / len(observations)
     about = "" if encoder else "about "
-    detail = f"{mean:,.0f} characters on average, at most {len(longest):,} ({about}{tokens:,} tokens)"
+    detail = (
+        f"{mean:,.0f} characters on average, at most {len(longest):,} ({about}{tokens:,} tokens)"
+    )
     images = max(map(_count_images, replies))
     if images:
         detail += f", and {images} picture{'s' * (images > 1)}"

@@ -1,4 +1,5 @@
-"""What a checkpoint's tokenizer and chat template are like, and what they cannot do (`slime-verlog check --model`)."""
+"""What a checkpoint's tokenizer and chat template are like, and what they cannot do (`slime-verlog
+check --model`)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ from rollout.tokens.rehearsal import describe, rehearse
 
 
 def print_model(folder: str, settings: RolloutSettings) -> Callable[..., Any]:
-    """Print the profile of the checkpoint and its warnings; return what makes an encoder from `tools`.
+    """Print the profile of the checkpoint and its warnings; return what makes an encoder from
+    `tools`.
 
     Raises ConfigError or EncodingError if it is unusable.
     """

@@ -1,4 +1,5 @@
-"""Checks every task of a target: builds it, plays it twice, compares replays, and prints what was found."""
+"""Checks every task of a target: builds it, plays it twice, compares replays, and prints what was
+found."""
 
 import contextlib
 import json
@@ -48,10 +49,14 @@ class TaskReport:
         return sum(finding.status == status for finding in self.findings)
 
 
-async def check_task(target: Target, task: TaskSpec, seed: int, most: int, encoders: Encoders) -> TaskReport:
-    """Play the expert, if there is one, and the random player; judge, and replay in another process.
+async def check_task(
+    target: Target, task: TaskSpec, seed: int, most: int, encoders: Encoders
+) -> TaskReport:
+    """Play the expert, if there is one, and the random player; judge, and replay in another
+    process.
 
-    A fault of the environment is a finding. Raises ConfigError or MissingDependencyError if it cannot be tried.
+    A fault of the environment is a finding. Raises ConfigError or MissingDependencyError if it
+    cannot be tried.
     """
     episode = make_episode(target.settings, task, 0, seed)
     report = TaskReport(task.name, seed)
@@ -102,7 +107,8 @@ async def _play(
 async def _play_again(
     target: Target, task: TaskSpec, seed: int, plays: Sequence[Playthrough], report: TaskReport
 ) -> None:
-    """Replay in another process, beside a second episode, and with other seeds; try the environment's tools."""
+    """Replay in another process, beside a second episode, and with other seeds; try the
+    environment's tools."""
     episode = make_episode(target.settings, task, 0, seed)
     async with _trial(target, episode) as trial:
         step = await findings.replay_difference(trial, episode, plays[-1])
@@ -141,7 +147,9 @@ async def _draw(trial: Trial, episode: EpisodeSpec, report: TaskReport) -> None:
             report.add("render", Status.OK, drawn)
 
 
-async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, played: Playthrough) -> Finding:
+async def _other_seeds(
+    trial: Trial, target: Target, task: TaskSpec, seed: int, played: Playthrough
+) -> Finding:
     """Whether the same responses show something else with other seeds."""
     for number in (2, 3, 4):
         episode = make_episode(target.settings, task, number, seed + number)
@@ -153,20 +161,28 @@ async def _other_seeds(trial: Trial, target: Target, task: TaskSpec, seed: int, 
     same = f"seed {seed} and three others are the same episode, so held-out episodes repeat those of training"
     advice = "take the seed from describe_task(sample)[1] and draw the episode from it in reset"
     if task.env_path.startswith("envs."):
-        advice = "draw the episode from the seed that the game gets, such as Gymnasium's reset(seed=...)"
+        advice = (
+            "draw the episode from the seed that the game gets, such as Gymnasium's reset(seed=...)"
+        )
     return warning("seeds", f"{same}; unless there is only one, {advice}")
 
 
 def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Finding:
-    where, step = next(((where, step) for where, step in steps.items() if step is not None), ("", None))
+    where, step = next(
+        ((where, step) for where, step in steps.items() if step is not None), ("", None)
+    )
     if step is None:
         return ok("replay", "the same seed and answers show the same, also in another process")
-    differs = f"the first observation {where} differs" if step == 0 else f"a replay {where} differs at step {step}"
+    differs = (
+        f"the first observation {where} differs"
+        if step == 0
+        else f"a replay {where} differs at step {step}"
+    )
     if not played.replies[-1].deterministic:
         return ok("replay", f"{differs}, as deterministic = False says; lost episodes are given up")
     advice = (
-        "draw everything random in reset from the seed, avoid sets and the clock, or set deterministic = False "
-        "(for SWE and Harbor tasks, env.deterministic: false)"
+        "draw everything random in reset from the seed, avoid sets and the clock, or set "
+        "deterministic = False (for SWE and Harbor tasks, env.deterministic: false)"
     )
     if where == _BESIDE:
         advice = "keep the state in self, not in the class, the module or a global random generator"
@@ -174,7 +190,8 @@ def _determinism(played: Playthrough, steps: Mapping[str, int | None]) -> Findin
 
 
 _PAUSES_S = (0.0, 0.5, 2.0)
-"""Before each count of free sessions: a server ends those of this check a moment after they were left."""
+"""Before each count of free sessions: a server ends those of this check a moment after they were
+left."""
 
 
 def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
@@ -199,13 +216,16 @@ def _capacity(task: TaskSpec, target: Target) -> Iterator[Finding]:
     if sessions >= slots:
         yield ok("capacity", f"the servers have a session for each of the {slots} slots")
         return
-    advice = "allow three per slot, often with the server's variable MAX_CONCURRENT_ENVS, or lower n_env"
+    advice = (
+        "allow three per slot, often with the server's variable MAX_CONCURRENT_ENVS, or lower n_env"
+    )
     found = f"the servers have {sessions} free sessions for {slots} slots (n_env); {advice}"
     yield warning("capacity", found)
 
 
 def _references(task: TaskSpec) -> Iterator[Finding]:
-    """Whether the reference solution of a SWE or Harbor task is rewarded and the untouched files are not."""
+    """Whether the reference solution of a SWE or Harbor task is rewarded and the untouched files
+    are not."""
     results: Iterable[Any] = ()
     if task.env_path == "envs.swe":
         from envs.swe import SWESettings
@@ -227,11 +247,14 @@ def _references(task: TaskSpec) -> Iterator[Finding]:
         if found.problem:
             status = Status.ERROR
             detail = found.problem
-        yield Finding("reference", status, detail if found.task == task.task else f"{found.task}: {detail}")
+        yield Finding(
+            "reference", status, detail if found.task == task.task else f"{found.task}: {detail}"
+        )
 
 
 def print_prompt(report: TaskReport, encoder: Callable[..., Any] | None) -> None:
-    """Print a task's first prompt: with roles, or as the chat template renders it with its number of tokens."""
+    """Print a task's first prompt: with roles, or as the chat template renders it with its number
+    of tokens."""
     if not report.first_prompt:
         return
     heading = f"first prompt of task {report.name!r}, seed {report.seed}"
@@ -280,7 +303,9 @@ def rows_of(report: TaskReport, brief: bool) -> str:
 
 def sum_of(reports: Sequence[TaskReport]) -> str:
     """Say how many tasks, errors and warnings there are."""
-    errors, warnings = (sum(report.count(status) for report in reports) for status in (Status.ERROR, Status.WARNING))
+    errors, warnings = (
+        sum(report.count(status) for report in reports) for status in (Status.ERROR, Status.WARNING)
+    )
     return f"{_counted(len(reports), 'task')}: {_counted(errors, 'error')}, {_counted(warnings, 'warning')}"
 
 
@@ -295,7 +320,10 @@ def as_json(target: str, reports: Sequence[TaskReport]) -> Record:
                 "task": report.name,
                 "seed": report.seed,
                 "checks": [vars(finding) for finding in report.findings],
-                "first_prompt": [{"role": role, "text": text} for role, text in shown_messages(report.first_prompt)],
+                "first_prompt": [
+                    {"role": role, "text": text}
+                    for role, text in shown_messages(report.first_prompt)
+                ],
             }
             for report in reports
         ],

@@ -1,4 +1,5 @@
-"""Fingerprints of an environment's files, which tell the results of one version of it from those of another."""
+"""Fingerprints of an environment's files, which tell the results of one version of it from those of
+another."""
 
 import ast
 import hashlib
@@ -10,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 FRAMEWORK = frozenset({"advantage", "embedded", "envs", "inspection", "rollout", "slime_verlog"})
-"""Packages of this project; an environment's own files are counted, those of the interface are not."""
+"""Packages of this project; an environment's own files are counted, those of the interface are
+not."""
 _FILE_NAME = re.compile(r"[\w./-]{1,100}\.\w+")
 
 
 def fingerprints(env_paths: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
     """Return a hash of each file that decides what the environments do, by `folder/name`.
 
-    These are the environment's file or package, files that `config` names, such as data or `tools.py:function`, and
-    what their code imports or names from its own folder, such as other modules and prompt templates.
+    These are the environment's file or package, files that `config` names, such as data or
+    `tools.py:function`, and what their code imports or names from its own folder, such as other
+    modules and prompt templates.
     """
     waiting = [path for env_path in env_paths for path in _environment(env_path)]
     waiting += [path for text in _texts(config) for path in _named(text)]
@@ -31,7 +34,9 @@ def fingerprints(env_paths: Iterable[str], config: Mapping[str, Any]) -> dict[st
     digests: dict[str, str] = {}
     for path in sorted(found):
         name = f"{path.parent.name}/{path.name}"
-        content = digests.get(name, "").encode() + path.read_bytes()  # two folders may have the same name
+        content = (
+            digests.get(name, "").encode() + path.read_bytes()
+        )  # two folders may have the same name
         digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return digests
 
@@ -47,7 +52,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _environment(env_path: str) -> list[Path]:
-    """The file, or the module's files; none of a module that cannot be found, which other checks report."""
+    """The file, or the module's files; none of a module that cannot be found, which other checks
+    report."""
     if env_path.endswith(".py"):
         return [Path(env_path)]
     with suppress(ImportError, ValueError):
@@ -58,9 +64,12 @@ def _environment(env_path: str) -> list[Path]:
 
 
 def _named(text: str) -> list[Path]:
-    """The file that a setting names: a path, `file.py:function`, or a function of a module in this folder."""
+    """The file that a setting names: a path, `file.py:function`, or a function of a module in this
+    folder."""
     path = text.partition(":")[0]
-    with suppress(OSError, ValueError, RuntimeError):  # a text that is no path, such as a long prompt
+    with suppress(
+        OSError, ValueError, RuntimeError
+    ):  # a text that is no path, such as a long prompt
         if (file := Path(path).expanduser()).is_file():
             return [file]
     if not path.replace(".", "").isidentifier():
@@ -76,7 +85,8 @@ def _files(path: Path) -> list[Path]:
 
 
 def _used_by(path: Path) -> Iterator[Path]:
-    """Files that a Python file imports, or names, from its folder, one folder below, and its package."""
+    """Files that a Python file imports, or names, from its folder, one folder below, and its
+    package."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):
@@ -84,10 +94,18 @@ def _used_by(path: Path) -> Iterator[Path]:
     folder = path.parent
     places = [folder, *(place for place in folder.iterdir() if place.is_dir())]
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _FILE_NAME.fullmatch(node.value):
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _FILE_NAME.fullmatch(node.value)
+        ):
             named = [place / node.value for place in places]
             yield from (file for file in named if file.is_file())
-        names = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        names = (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            else []
+        )
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [node.module, *(f"{node.module}.{name}" for name in names)]
         for name in names:
@@ -95,7 +113,8 @@ def _used_by(path: Path) -> Iterator[Path]:
 
 
 def _module(name: str, folder: Path) -> list[Path]:
-    """The files of a module in `folder`, or in the package around it, that is not part of the interface."""
+    """The files of a module in `folder`, or in the package around it, that is not part of the
+    interface."""
     places = [folder]
     while (places[-1] / "__init__.py").exists():
         places.append(places[-1].parent)

@@ -10,17 +10,23 @@ from inspection.records import Record, read_episodes, without_large
 from inspection.text import align
 from slime_verlog import ConfigError
 
-COLUMNS = {"success": "win rate", "return": "return", "progression": "progression", "turns": "turns"}
+COLUMNS = {
+    "success": "win rate",
+    "return": "return",
+    "progression": "progression",
+    "turns": "turns",
+}
 KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
 """What a comparison needs of an episode beside the columns."""
 RESAMPLES = 10_000
 FEWEST = 4
-"""Pairs of a task for an interval: that of fewer reaches from the least to the greatest difference."""
+"""Pairs of a task for an interval: that of fewer reaches from the least to the greatest
+difference."""
 SHOWN = 20  # seeds that a list names before it is cut
 CAPTION = (
-    f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed seed, each task "
-    "resampled on its own, and in `all` the settings of a seed together; * marks an interval without 0. "
-    f"A task with fewer than {FEWEST} pairs has no interval (–)."
+    f"Percentile bootstrap of the mean of paired differences, {RESAMPLES:,} resamples with a fixed "
+    "seed, each task resampled on its own, and in `all` the settings of a seed together; * marks "
+    f"an interval without 0. A task with fewer than {FEWEST} pairs has no interval (–)."
 )
 
 Key = tuple[str, str, int]
@@ -30,9 +36,11 @@ Pair = tuple[Record, Record]
 
 
 def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
-    """Return the comparison as text; `settings` are the points of the sweep to take from A and from B (default: all).
+    """Return the comparison as text; `settings` are the points of the sweep to take from A and from
+    B (default: all).
 
-    Raises ConfigError if a file is unreadable or has an episode twice, or the two have no episode in common.
+    Raises ConfigError if a file is unreadable or has an episode twice, or the two have no episode
+    in common.
     """
     of_a, of_b = settings or (None, None)
     first = _read(a, of_a)
@@ -58,8 +66,14 @@ def compare(a: Path, b: Path, settings: Sequence[str] | None = None) -> str:
     parts = [f"A: {_title(a, first, of_a)}\nB: {_title(b, second, of_b)}", _table(pairs), caption]
     repeated = any(episode["success"] not in (0, 1) for pair in pairs.values() for episode in pair)
     for number, name in enumerate("AB"):
-        won = [key for key, pair in pairs.items() if pair[number]["success"] > pair[1 - number]["success"]]
-        parts.append(_winners(f"seeds that {name} won more often:" if repeated else f"only {name} won", won))
+        won = [
+            key
+            for key, pair in pairs.items()
+            if pair[number]["success"] > pair[1 - number]["success"]
+        ]
+        parts.append(
+            _winners(f"seeds that {name} won more often:" if repeated else f"only {name} won", won)
+        )
     return "\n\n".join(parts)
 
 
@@ -70,11 +84,14 @@ def _check_game(key: Key, of_a: Record, of_b: Record) -> None:
         in_b = str(of_b[name])
         is_one_file = in_a.endswith(".py") and Path(in_a).name == Path(in_b).name
         if in_a != in_b and not is_one_file:
-            raise ConfigError(f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}")
+            raise ConfigError(
+                f"{_name(key)} is not the same game in A and B: {name} is {in_a!r} and {in_b!r}"
+            )
 
 
 def interval(differences: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the 95 % percentile interval of the mean of B - A; each task's [pairs] are resampled on their own."""
+    """Return the 95 % percentile interval of the mean of B - A; each task's [pairs] are resampled
+    on their own."""
     draw = np.random.default_rng(0)
     sums = np.zeros(RESAMPLES)
     for values in differences:
@@ -91,7 +108,9 @@ def _read(path: Path, setting: str | None) -> Episodes:
     settings = set()
     for number, episode in enumerate(read_episodes(path), 1):
         if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
-            raise ConfigError(f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared")
+            raise ConfigError(
+                f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared"
+            )
         settings.add(episode["setting"])
         if setting not in (None, episode["setting"]):
             continue
@@ -103,7 +122,9 @@ def _read(path: Path, setting: str | None) -> Episodes:
         repeats[repeat] = without_large(episode)
     if not found:
         known = f"; it has {', '.join(sorted(settings))}" if settings else ""
-        raise ConfigError(f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else ""))
+        raise ConfigError(
+            f"{path} has no episodes" + (f" of setting {setting!r}{known}" if setting else "")
+        )
     return {key: _mean_of(list(repeats.values())) for key, repeats in found.items()}
 
 
@@ -138,7 +159,10 @@ def _table(pairs: Mapping[Key, Pair]) -> str:
 def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[list[str]]:
     rows = []
     for column, title in COLUMNS.items():
-        values = [np.array([[float(episode[column]) for episode in pair] for pair in group]) for group in groups]
+        values = [
+            np.array([[float(episode[column]) for episode in pair] for pair in group])
+            for group in groups
+        ]
         differences = [of_task[:, 1] - of_task[:, 0] for of_task in values]
         mean_a, mean_b = np.concatenate(values).mean(axis=0)
         together = np.concatenate(differences)
@@ -150,7 +174,9 @@ def _rows(setting: str, task: str, groups: Sequence[Sequence[Pair]]) -> list[lis
             low, high = interval(differences)
             text = f"[{low:+.3f}, {high:+.3f}]" + (" *" if low > 0 or high < 0 else "")
         head = [setting, task, str(len(together))] if column == "success" else ["", "", ""]
-        rows.append([*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{together.mean():+.3f}", text])
+        rows.append(
+            [*head, title, f"{mean_a:.3f}", f"{mean_b:.3f}", f"{together.mean():+.3f}", text]
+        )
     return rows
 
 

@@ -1,7 +1,8 @@
-"""Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and environments.
+"""Connects a player with the episodes of one point of a sweep: serves a folder, opens clients and
+environments.
 
-Players that read messages instead of tokens (scripted ones, chat models) play here, without tokenizer and engine, but
-with the environment, memory and limits of a rollout.
+Players that read messages instead of tokens (scripted ones, chat models) play here, without
+tokenizer and engine, but with the environment, memory and limits of a rollout.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ PROBE_S = 10.0  # seconds to wait for any answer from an address
 
 @contextmanager
 def open_engine(player: PlayerSpec, options: Namespace, at_once: int) -> Iterator[Namespace]:
-    """Yield the engine's `address` and lengths; serves a model's folder meanwhile, or raises ConfigError."""
+    """Yield the engine's `address` and lengths; serves a model's folder meanwhile, or raises
+    ConfigError."""
     longest = options.max_response_len or MAX_RESPONSE_LEN
     context = options.max_context_len
     if player.kind is not Kind.FOLDER:
@@ -79,7 +81,9 @@ async def open_player(
     """
     async with AsyncExitStack() as stack:
         if player.kind in (Kind.FOLDER, Kind.SGLANG):
-            runtime = await asyncio.to_thread(build_runtime, _slime_args(player, point, options, engine))
+            runtime = await asyncio.to_thread(
+                build_runtime, _slime_args(player, point, options, engine)
+            )
             runtime.engine = EngineClient(engine.address, runtime.settings.engine)
             stack.push_async_callback(runtime.close)
             if player.kind is Kind.SGLANG:
@@ -94,12 +98,16 @@ async def open_player(
         stack.callback(pool.close)
         if player.kind is Kind.SCRIPTED:
             number = lambda spec: 0 if spec.past is None else spec.episode_id
-            yield lambda spec: play_text_episode(pool, point.settings, spec, scripted(player.name, number(spec)))
+            yield lambda spec: play_text_episode(
+                pool, point.settings, spec, scripted(player.name, number(spec))
+            )
             return
         client = EngineClient(engine.address, point.settings.engine, use_proxy=True)
         stack.push_async_callback(client.close)
         await _probe(f"{engine.address}/models", use_proxy=True)
-        chat = ChatPlayer(client, player.name, options.api_key_env, options.temperature, engine.max_response_len)
+        chat = ChatPlayer(
+            client, player.name, options.api_key_env, options.temperature, engine.max_response_len
+        )
         stack.callback(_report_faults, client)
 
         async def play_chat(spec: EpisodeSpec) -> Record:
@@ -110,7 +118,9 @@ async def open_player(
         yield play_chat
 
 
-def _slime_args(player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace) -> Namespace:
+def _slime_args(
+    player: PlayerSpec, point: SweepPoint, options: Namespace, engine: Namespace
+) -> Namespace:
     """slime's `args` as the rollout reads them: flags and the YAML's top-level keys."""
     return Namespace(
         **point.config,
@@ -132,14 +142,20 @@ def _slime_args(player: PlayerSpec, point: SweepPoint, options: Namespace, engin
 def _report_faults(client: EngineClient) -> None:
     if client.faults:
         kinds = ", ".join(f"{kind} {count}" for kind, count in client.faults.most_common())
-        tqdm.write(f"{client.faults.total()} requests to the endpoint failed ({kinds})", file=sys.stderr)
+        tqdm.write(
+            f"{client.faults.total()} requests to the endpoint failed ({kinds})", file=sys.stderr
+        )
 
 
 async def _probe(url: str, use_proxy: bool) -> None:
-    """Raise ConfigError if nothing answers, not even with an error; the client itself would try for a minute."""
+    """Raise ConfigError if nothing answers, not even with an error; the client itself would try for
+    a minute."""
     limit = aiohttp.ClientTimeout(total=PROBE_S)
     try:
-        async with aiohttp.ClientSession(timeout=limit, trust_env=use_proxy) as session, session.get(url):
+        async with (
+            aiohttp.ClientSession(timeout=limit, trust_env=use_proxy) as session,
+            session.get(url),
+        ):
             pass
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         reason = str(error) or f"no answer within {PROBE_S:g} s"
@@ -147,13 +163,21 @@ async def _probe(url: str, use_proxy: bool) -> None:
 
 
 Player = Callable[[EnvSession, Sequence[Message], int], Awaitable[str]]
-"""Responds to a prompt, given the environment's session, the prompt's messages and the turn's index."""
-UNMOVED = {"executed_action": "", "valid_action": True, "reward": 0.0, "terminated": False, "truncated": False}
+"""Responds to a prompt, given the environment's session, the prompt's messages and the turn's
+index."""
+UNMOVED = {
+    "executed_action": "",
+    "valid_action": True,
+    "reward": 0.0,
+    "terminated": False,
+    "truncated": False,
+}
 """What is recorded of a turn that the environment does not get."""
 
 
 def scripted(name: str, number: int = 0) -> Player:
-    """Return the player `random` or `expert` of the environment; each `number` draws other random actions."""
+    """Return the player `random` or `expert` of the environment; each `number` draws other random
+    actions."""
 
     async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
         if asks_for_notes(messages):
@@ -165,7 +189,8 @@ def scripted(name: str, number: int = 0) -> Player:
 
 
 def after_replay(past: Past, player: Player) -> Player:
-    """Return a player that first gives the recorded responses; it raises ConfigError as `Past.check`."""
+    """Return a player that first gives the recorded responses; it raises ConfigError as
+    `Past.check`."""
     given = iter(enumerate(past.turns))
 
     async def respond(session: EnvSession, messages: Sequence[Message], index: int) -> str:
@@ -179,11 +204,15 @@ def after_replay(past: Past, player: Player) -> Player:
     return respond
 
 
-async def play_text_episode(pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player) -> Record:
-    """Play one episode to its end and return its facts, as `rollout.play.transcript.Transcript.facts` describes them.
+async def play_text_episode(
+    pool: EnvPool, settings: RolloutSettings, spec: EpisodeSpec, player: Player
+) -> Record:
+    """Play one episode to its end and return its facts, as
+    `rollout.play.transcript.Transcript.facts` describes them.
 
-    An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A prompt that is too
-    long for a chat model ends it as `CONTEXT`. A game without a limit ends after `rollout.spec.DEFAULT_MAX_TURNS`.
+    An environment that is lost, or a scripted player that fails, ends the episode with a `fault`. A
+    prompt that is too long for a chat model ends it as `CONTEXT`. A game without a limit ends after
+    `rollout.spec.DEFAULT_MAX_TURNS`.
     """
     transcript = Transcript()
     session = None
@@ -205,7 +234,9 @@ async def play_text_episode(pool: EnvPool, settings: RolloutSettings, spec: Epis
     return transcript.facts(spec, stop, fault)
 
 
-async def _play(session: EnvSession, conversation: Conversation, player: Player, transcript: Transcript) -> StopReason:
+async def _play(
+    session: EnvSession, conversation: Conversation, player: Player, transcript: Transcript
+) -> StopReason:
     transcript.tools = session.reply.tools if session.reply is not None else ()
     limit = session.turn_limit
     for index in itertools.count() if limit is None else range(limit):
@@ -226,7 +257,9 @@ async def _play(session: EnvSession, conversation: Conversation, player: Player,
         info = (await session.step(response)).info
         assert info is not None
         conversation.answered(shown, response, info["valid_action"], info["executed_action"])
-        transcript.add(messages, images_of(messages), response, {**info, "notes": conversation.inline_notes})
+        transcript.add(
+            messages, images_of(messages), response, {**info, "notes": conversation.inline_notes}
+        )
         if info["terminated"]:
             return StopReason.TERMINATED
         if info["truncated"]:
@@ -236,5 +269,12 @@ async def _play(session: EnvSession, conversation: Conversation, player: Player,
 
 def images_of(messages: Sequence[Record]) -> list[str]:
     """Return the images in the messages, in order, as `data:` URIs."""
-    contents = [message["content"] for message in messages if isinstance(message.get("content"), list)]
-    return [data_uri(read_image(part["image"])) for parts in contents for part in parts if part["type"] == "image"]
+    contents = [
+        message["content"] for message in messages if isinstance(message.get("content"), list)
+    ]
+    return [
+        data_uri(read_image(part["image"]))
+        for parts in contents
+        for part in parts
+        if part["type"] == "image"
+    ]

@@ -1,8 +1,10 @@
-"""One call of `slime-verlog evaluate`: checks everything, plays what is missing, and writes the results.
+"""One call of `slime-verlog evaluate`: checks everything, plays what is missing, and writes the
+results.
 
-The run's folder has `run.json` with its configuration and fingerprints of the environment's files, and
-`episodes.jsonl`, to which episodes are appended. Invariant: the file holds at most one episode per setting, task, seed
-and repeat, all of one configuration, one version of the environment and one player.
+The run's folder has `run.json` with its configuration and fingerprints of the environment's files,
+and `episodes.jsonl`, to which episodes are appended. Invariant: the file holds at most one episode
+per setting, task, seed and repeat, all of one configuration, one version of the environment and one
+player.
 """
 
 from __future__ import annotations
@@ -32,9 +34,16 @@ from rollout.spec import EpisodeSpec
 from slime_verlog import BAR_S, INTERRUPTED, ConfigError, SlimeVerlogError
 
 MAX_FIRST_FAILURES = 8
-"""A run ends early if its first episodes all failed, as many as this and more than --allow-failures."""
+"""A run ends early if its first episodes all failed, as many as this and more than
+--allow-failures."""
 
-OF_PLAYER = {"max_response_len": 1, "max_context_len": 1, "allow_failures": 0, "temperature": 0, "seed": 0}
+OF_PLAYER = {
+    "max_response_len": 1,
+    "max_context_len": 1,
+    "allow_failures": 0,
+    "temperature": 0,
+    "seed": 0,
+}
 """Least values of the player's options."""
 
 RUN = "run.json"
@@ -45,8 +54,11 @@ Job = tuple[SweepPoint, Mapping[Key, EpisodeSpec]]
 class RunFolder(ExitStack):
     """A run's folder; a context manager that keeps other processes from writing into it."""
 
-    def __init__(self, path: Path, player: str, identity: Record, sources: Mapping[str, str]) -> None:
-        """Open the folder, or make it; raises ConfigError if it is in use, unusable, or another run's.
+    def __init__(
+        self, path: Path, player: str, identity: Record, sources: Mapping[str, str]
+    ) -> None:
+        """Open the folder, or make it; raises ConfigError if it is in use, unusable, or another
+        run's.
 
         `sources` are the fingerprints of the environments' files.
         """
@@ -71,23 +83,32 @@ class RunFolder(ExitStack):
         self.rows[key] = without_large(episode)
 
     def _check(self, identity: Record, sources: Mapping[str, str]) -> None:
-        """Compare with the run whose episodes are here; write `run.json` into a folder without any."""
+        """Compare with the run whose episodes are here; write `run.json` into a folder without
+        any."""
         file = self.path / RUN
         episodes = self.path / FILE
         if not episodes.exists() or not episodes.stat().st_size:
             write_text(file, json.dumps({**identity, "sources": sources}, indent=1))
             return
         if not file.exists():
-            raise ConfigError(f"{self.path} has {FILE} but no {RUN}: another command wrote it; give another --out")
+            raise ConfigError(
+                f"{self.path} has {FILE} but no {RUN}: another command wrote it; give another --out"
+            )
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
-        check_sources(self.path, found.pop("sources", {}), sources, f"give another --out, or delete {self.path}")
+        check_sources(
+            self.path,
+            found.pop("sources", {}),
+            sources,
+            f"give another --out, or delete {self.path}",
+        )
         check_same(self.path, found, identity)
 
     def _read(self) -> None:
-        """Read the finished episodes; drop failed ones, and a last line that was cut, from the file."""
+        """Read the finished episodes; drop failed ones, and a last line that was cut, from the
+        file."""
         file = self.path / FILE
         if not file.exists():
             return
@@ -98,7 +119,9 @@ class RunFolder(ExitStack):
                     kept.write(json.dumps(episode, ensure_ascii=False) + "\n")
 
 
-def check_sources(path: Path, known: Mapping[str, str], sources: Mapping[str, str], advice: str) -> None:
+def check_sources(
+    path: Path, known: Mapping[str, str], sources: Mapping[str, str], advice: str
+) -> None:
     """Raise ConfigError if the environment's files are not those of the episodes at `path`."""
     changed = [name for name, digest in sources.items() if known.get(name, digest) != digest]
     if changed:
@@ -113,12 +136,16 @@ class StoppedError(SlimeVerlogError):
 def evaluate(options: Namespace) -> int:
     """Play the episodes that are missing in `--out`, and write the table.
 
-    Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if it ends early.
+    Returns 0, 1 after more failures than allowed, or 130 after Ctrl-C. Raises SlimeVerlogError if
+    it ends early.
     """
     check_numbers(options, {"episodes": 1, "repeats": 1, **OF_PLAYER})
     player = read_player(options)
     if player.kind is Kind.SCRIPTED and options.repeats > 1:
-        raise ConfigError(f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each time")
+        raise ConfigError(
+            f"--repeats {options.repeats}: the player {player.name} plays a seed the same way each "
+            "time"
+        )
     config, points = read_sweep(options)
     paths = {spec.env.env_path for point in points for spec in point.episodes.values()}
     if player.source == "expert":
@@ -126,7 +153,9 @@ def evaluate(options: Namespace) -> int:
     wanted = [key for point in points for key in point.episodes]
     identity = {"player": player.identity(options), "config": without_speed(config)}
     with RunFolder(Path(options.out), player.name, identity, fingerprints(paths, config)) as folder:
-        stopped = play_missing(player, [(point, point.episodes) for point in points], options, folder)
+        stopped = play_missing(
+            player, [(point, point.episodes) for point in points], options, folder
+        )
         played = [folder.rows[key] for key in wanted if key in folder.rows]
         if played:
             _write_table(points, folder)
@@ -149,7 +178,8 @@ def play_missing(
     folder: RunFolder,
     finish: Callable[[Key, Record], None] = lambda key, episode: None,
 ) -> BaseException | None:
-    """Play the episodes that the folder lacks; return the error or the Ctrl-C that stopped it, None at the end.
+    """Play the episodes that the folder lacks; return the error or the Ctrl-C that stopped it, None
+    at the end.
 
     `finish` is called with each episode before it is written.
     """
@@ -179,7 +209,11 @@ def play_missing(
 
 
 async def _play_all(
-    missing: Mapping[Key, EpisodeSpec], at_once: int, play_one: Play, finish: Callable[..., None], progress: _Progress
+    missing: Mapping[Key, EpisodeSpec],
+    at_once: int,
+    play_one: Play,
+    finish: Callable[..., None],
+    progress: _Progress,
 ) -> None:
     """Play the episodes, `at_once` at a time; an error ends all of them."""
     places = asyncio.Semaphore(at_once)
@@ -206,7 +240,13 @@ class _Progress:
         self.played = len(known)
         self.won = sum(row["success"] for row in known)
         self.failed = 0
-        self.bar = tqdm(total=len(wanted), initial=len(known), unit="episode", desc=folder.player, mininterval=BAR_S)
+        self.bar = tqdm(
+            total=len(wanted),
+            initial=len(known),
+            unit="episode",
+            desc=folder.player,
+            mininterval=BAR_S,
+        )
 
     def add(self, episode: Record, setting: str) -> None:
         """Keep an episode; raises StoppedError if the first ones all failed."""
@@ -219,10 +259,14 @@ class _Progress:
             self.played += 1
             self.won += episode["success"]
         rate = f"{self.won / self.played:.0%} won" if self.played else "none won"
-        self.bar.set_postfix_str(f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False)
+        self.bar.set_postfix_str(
+            f"{rate}, {self.failed} failed" if self.failed else rate, refresh=False
+        )
         self.bar.update()
         if not self.played and self.failed >= max(MAX_FIRST_FAILURES, self._allowed + 1):
-            raise StoppedError(f"the first {self.failed} episodes all failed; the last: {_fault_of(episode)}")
+            raise StoppedError(
+                f"the first {self.failed} episodes all failed; the last: {_fault_of(episode)}"
+            )
 
 
 def _fault_of(episode: Record) -> str:
@@ -235,8 +279,11 @@ def _fault_of(episode: Record) -> str:
     return f"task {episode['task_name']}, seed {episode['seed']}: {said}"
 
 
-def exit_code(options: Namespace, wanted: int, played: Sequence[Record], stopped: BaseException | None) -> int:
-    """Say what failed or stopped, and return the exit code; raises StoppedError for an error that ended the run."""
+def exit_code(
+    options: Namespace, wanted: int, played: Sequence[Record], stopped: BaseException | None
+) -> int:
+    """Say what failed or stopped, and return the exit code; raises StoppedError for an error that
+    ended the run."""
     failed = [row for row in played if row["stop"] == "failed"]
     kept = f"{len(played) - len(failed)} of {wanted} episodes are in {Path(options.out)}"
     kept += ", and the same command plays the others"
@@ -249,5 +296,8 @@ def exit_code(options: Namespace, wanted: int, played: Sequence[Record], stopped
         return 0
     advice = f"--allow-failures {len(failed)} accepts them; the same command plays them again"
     first = _fault_of(failed[0])
-    print(f"error: {len(failed)} of {wanted} episodes failed; the first: {first} ({advice})", file=sys.stderr)
+    print(
+        f"error: {len(failed)} of {wanted} episodes failed; the first: {first} ({advice})",
+        file=sys.stderr,
+    )
     return 1

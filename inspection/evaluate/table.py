@@ -1,6 +1,8 @@
-"""Reads the settings of an evaluation (`SweepPoint`), and makes its table: mean ± standard error per setting and task.
+"""Reads the settings of an evaluation (`SweepPoint`), and makes its table: mean ± standard error
+per setting and task.
 
-The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play with each.
+The YAML with `--set` and `--sweep` gives the points: checked settings, and the episodes to play
+with each.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from inspection.evaluate import pairs
 from inspection.records import Record
 from inspection.target import evaluated
 from inspection.text import align
-from rollout.bridge.settings import RolloutSettings, check_keys, read_value, set_key, split_assignment
+from rollout.bridge.settings import (
+    RolloutSettings,
+    check_keys,
+    read_value,
+    set_key,
+    split_assignment,
+)
 from rollout.play.memory import build_memory
 from rollout.spec import DEFAULT_MAX_TURNS, EpisodeSpec
 from rollout.tasks import held_out_episodes, panel_hash, read_tasks, try_each_task
@@ -29,7 +37,14 @@ from slime_verlog import ConfigError
 
 Key = tuple[str, str, int, int]
 """Setting, task name, seed and repeat: what tells the episodes of one player apart."""
-SPEED_KEYS = ("n_env", "env_backend", "env_workers", "env_step_timeout_s", "env_reset_timeout_s", "engine")
+SPEED_KEYS = (
+    "n_env",
+    "env_backend",
+    "env_workers",
+    "env_step_timeout_s",
+    "env_reset_timeout_s",
+    "engine",
+)
 """YAML keys that do not change which episodes are played, nor how."""
 COLUMNS = {**pairs.COLUMNS, "valid_action_ratio": "valid actions"}
 """Titles of the columns that every environment has, by key of the record."""
@@ -69,7 +84,8 @@ class SweepPoint:
 
 
 def read_sweep(options: Namespace) -> tuple[Record, list[SweepPoint]]:
-    """Return the mapping with `--set` and the sweep's points; tries every task, or raises SlimeVerlogError."""
+    """Return the mapping with `--set` and the sweep's points; tries every task, or raises
+    SlimeVerlogError."""
     config = evaluated(options)
     points = []
     for values in sweep_points(options.sweep):
@@ -89,7 +105,8 @@ def read_sweep(options: Namespace) -> tuple[Record, list[SweepPoint]]:
 
 
 def sweep_points(sweeps: Sequence[str]) -> list[Record]:
-    """Return every combination of `key=v1,v2,...`, or one empty point; raises ConfigError for another form."""
+    """Return every combination of `key=v1,v2,...`, or one empty point; raises ConfigError for
+    another form."""
     axes: list[list[tuple[str, Any]]] = []
     for sweep in sweeps:
         key, values = split_assignment(sweep, "--sweep", "memory.n=1,2,4")
@@ -98,8 +115,11 @@ def sweep_points(sweeps: Sequence[str]) -> list[Record]:
 
 
 def without_speed(config: Record) -> Record:
-    """Return the mapping without keys that only change how fast episodes are played, and how many."""
-    held_out = {key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"}
+    """Return the mapping without keys that only change how fast episodes are played, and how
+    many."""
+    held_out = {
+        key: value for key, value in (config.get("eval") or {}).items() if key != "episodes"
+    }
     kept = {key: value for key, value in config.items() if key not in (*SPEED_KEYS, "eval")}
     return {**kept, "eval": held_out}
 
@@ -127,12 +147,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """One row per setting and task, where `all` stands for all tasks together, and how to read them.
+    """One row per setting and task, where `all` stands for all tasks together, and how to read
+    them.
 
-    Standard errors are over seeds: the repeats of a seed count as their mean. A row has the numbers of episodes `n` (in
-    the means), `failed` (excluded: the environment was lost, or the prompt was refused) and `context` (in the means;
-    ended because the next prompt was too long). Then come the fields of a `Cell` for each of `COLUMNS`, and under
-    `metrics` for each of the environment's own numbers.
+    Standard errors are over seeds: the repeats of a seed count as their mean. A row has the numbers
+    of episodes `n` (in the means), `failed` (excluded: the environment was lost, or the prompt was
+    refused) and `context` (in the means; ended because the next prompt was too long). Then come the
+    fields of a `Cell` for each of `COLUMNS`, and under `metrics` for each of the environment's own
+    numbers.
     """
 
     rows: Sequence[Record]
@@ -140,7 +162,9 @@ class Table:
 
     def as_json(self) -> str:
         """All rows with all metrics."""
-        return json.dumps({"caption": self.caption, "rows": self.rows}, indent=1, default=str) + "\n"
+        return (
+            json.dumps({"caption": self.caption, "rows": self.rows}, indent=1, default=str) + "\n"
+        )
 
     def as_markdown(self) -> str:
         """An aligned table with the caption below it, for documents and the terminal."""
@@ -157,13 +181,17 @@ class Table:
         names = ["setting", "task"] if any(row["point"] for row in self.rows) else ["task"]
         counts = ["n", "failed", *(["context"] if any(row["context"] for row in self.rows) else [])]
         metrics = sorted({name for row in self.rows for name in row["metrics"] if "/" not in name})
-        lines = [[*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]]
+        lines = [
+            [*names, *counts, *COLUMNS.values(), *(name.replace("_", " ") for name in metrics)]
+        ]
         for row in self.rows:
             cells = [str(row[name]) for name in (*names, *counts)]
             for name in COLUMNS:
                 cells.append(Cell(**row[name]).text(1 if name == "turns" else 3))
             for name in metrics:
-                cells.append(Cell(**row["metrics"][name]).text() if name in row["metrics"] else DASH)
+                cells.append(
+                    Cell(**row["metrics"][name]).text() if name in row["metrics"] else DASH
+                )
             lines.append(cells)
         return len(names), lines
 
@@ -172,7 +200,12 @@ def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Re
     """Return the table of the episodes that the points name, as far as they were played."""
     table: list[Record] = []
     for point in points:
-        about = {"setting": point.label, "point": point.values, "player": player, "panel": point.panel}
+        about = {
+            "setting": point.label,
+            "point": point.values,
+            "player": player,
+            "panel": point.panel,
+        }
         played = [rows[key] for key in point.episodes if key in rows]
         tasks = dict.fromkeys(task for _, task, _, _ in point.episodes)
         for task in tasks:
@@ -225,16 +258,26 @@ def _caption(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Recor
     panels = dict.fromkeys(point.panel for point in points)
     repeats = points[0].repeats
     sentences = [
-        f"Player {player}, held-out seeds {min(seeds)} to {max(seeds)}: mean ± standard error over n episodes.",
+        f"Player {player}, held-out seeds {min(seeds)} to {max(seeds)}: mean ± standard error "
+        "over n episodes.",
         f"Held-out panel: {', '.join(panels)}.",
         "An episode is won if its progression reaches 1.",
     ]
     if repeats > 1:
-        sentences.append(f"Each seed was played {repeats} times; pass@k: one of k repeats wins, pass^k: all k win.")
+        sentences.append(
+            f"Each seed was played {repeats} times; pass@k: one of k repeats wins, pass^k: all k "
+            "win."
+        )
     if failed := stops["failed"]:
-        sentences.append(f"{failed} failed episodes (environment lost, or prompt refused) are not part of the means.")
+        sentences.append(
+            f"{failed} failed episodes (environment lost, or prompt refused) are not part of the "
+            "means."
+        )
     if cut := stops["context"]:
-        sentences.append(f"{cut} episodes ended because the next prompt was too long (context); they are in the means.")
+        sentences.append(
+            f"{cut} episodes ended because the next prompt was too long (context); they are in the "
+            "means."
+        )
     if endless := sum(row["stop"] == "max_turns" and row["max_turns"] is None for row in played):
         why = "because neither eval.max_turns nor the environment limits them"
         sentences.append(f"{endless} episodes were ended after {DEFAULT_MAX_TURNS} turns, {why}.")

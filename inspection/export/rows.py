@@ -1,7 +1,8 @@
 """Rows for supervised training, written one episode at a time.
 
-A row is the longest run of turns whose prompts continue each other: the whole episode under `history: full`, one turn
-under a memory window. `step_loss_mask` is slime's: 0 on responses that are only shown, for example as memory.
+A row is the longest run of turns whose prompts continue each other: the whole episode under
+`history: full`, one turn under a memory window. `step_loss_mask` is slime's: 0 on responses that
+are only shown, for example as memory.
 """
 
 import json
@@ -25,13 +26,19 @@ MARKER = "ACTION:"
 
 
 def export(options: Namespace) -> None:
-    """Write the rows and say how many; raises ConfigError if there is none, or the file may not be written."""
+    """Write the rows and say how many; raises ConfigError if there is none, or the file may not be
+    written."""
     if options.out.suffix != ".jsonl":
-        raise ConfigError(f"--out must end in .jsonl, which tells slime the format; got {options.out}")
+        raise ConfigError(
+            f"--out must end in .jsonl, which tells slime the format; got {options.out}"
+        )
     check_free(options.out, options.overwrite)
     counts: Counter[str] = Counter()
     written = write_jsonl(_rows(options, counts), options.out)
-    print(f"{written} rows from {counts['kept']} of {counts['read']} episodes written to {options.out}")
+    print(
+        f"{written} rows from {counts['kept']} of {counts['read']} episodes written to "
+        f"{options.out}"
+    )
 
 
 def _rows(options: Namespace, counts: Counter[str]) -> Iterator[Record]:
@@ -47,7 +54,9 @@ def _rows(options: Namespace, counts: Counter[str]) -> Iterator[Record]:
                 yield row
     if not counts["rows"]:
         filters = "--successful, --min-return, --task, --setting or --valid-only"
-        raise ConfigError(f"none of the {counts['read']} episodes is left to write; relax {filters}")
+        raise ConfigError(
+            f"none of the {counts['read']} episodes is left to write; relax {filters}"
+        )
 
 
 def _is_chosen(options: Namespace, episode: Record) -> bool:
@@ -65,25 +74,34 @@ def _is_chosen(options: Namespace, episode: Record) -> bool:
 
 
 def rows_of(episode: Record, valid_only: bool = False) -> Iterator[Record]:
-    """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and `metadata`.
+    """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and
+    `metadata`.
 
-    `metadata.notes` says whether the row is a turn in which the model wrote its notes. With `valid_only`, invalid
-    responses are not trained on. Raises ConfigError if a message has images, or if a scripted player named bare actions
-    where the prompt asks for more.
+    `metadata.notes` says whether the row is a turn in which the model wrote its notes. With
+    `valid_only`, invalid responses are not trained on. Raises ConfigError if a message has images,
+    or if a scripted player named bare actions where the prompt asks for more.
     """
     messages, turns = split_prompts(episode)
     about = {"task": episode.get("task_name"), **{key: episode.get(key) for key in _ABOUT_KEYS}}
     tools = json.dumps(episode.get("tools") or [])
     first = 0
     for chain in _chains(messages, turns):
-        trained = [len(turn["prompt"]) for turn in chain if not valid_only or turn.get("valid") is not False]
+        trained = [
+            len(turn["prompt"])
+            for turn in chain
+            if not valid_only or turn.get("valid") is not False
+        ]
         if trained:
             last = chain[-1]
             shown = [messages[index] for index in last["prompt"]]
             _check_text(episode, last, shown)
             place = {"turn": first, "turns": len(chain), "notes": "summary" in chain[0]}
             conversation = [*shown, {"role": "assistant", "content": last["response"]}]
-            yield {"messages": _masked(conversation, trained), "tools": tools, "metadata": {**about, **place}}
+            yield {
+                "messages": _masked(conversation, trained),
+                "tools": tools,
+                "metadata": {**about, **place},
+            }
         first += len(chain)
 
 
@@ -98,15 +116,24 @@ def _masked(conversation: Sequence[Record], trained: Sequence[int]) -> list[Reco
 
 
 def _check_text(episode: Record, turn: Record, prompt: Sequence[Record]) -> None:
-    """Raise ConfigError for images, and for a scripted player's bare action where the prompt asks for `MARKER`."""
+    """Raise ConfigError for images, and for a scripted player's bare action where the prompt asks
+    for `MARKER`."""
     where = f"task {episode.get('task_name')}, seed {episode.get('seed')}"
-    if turn.get("has_images") or any(isinstance(message.get("content"), list) for message in prompt):
-        raise ConfigError(f"{where} has pictures, and rows are text; leave it out with --task or --setting")
+    if turn.get("has_images") or any(
+        isinstance(message.get("content"), list) for message in prompt
+    ):
+        raise ConfigError(
+            f"{where} has pictures, and rows are text; leave it out with --task or --setting"
+        )
     player = episode.get("player")
     response = turn["response"]
     is_bare = player in SCRIPTED and MARKER not in response and "summary" not in turn
-    if is_bare and any(MARKER in text_of(message) for message in prompt if message["role"] != "assistant"):
-        bare = f"the player {player} answered {response!r}, and the prompt asks for a line `{MARKER}`"
+    if is_bare and any(
+        MARKER in text_of(message) for message in prompt if message["role"] != "assistant"
+    ):
+        bare = (
+            f"the player {player} answered {response!r}, and the prompt asks for a line `{MARKER}`"
+        )
         advice = "python -m inspection.demonstrations writes an expert's answers in full"
         raise ConfigError(f"{where}: {bare}; {advice}")
 

@@ -1,10 +1,10 @@
 """Writes a new environment to start from: a module, its YAML, and a test that passes.
 
-    slime-verlog init lights
-    slime-verlog init lights --goal "switch on all lights" --actions "press red" "press blue" --max-steps 12
+    slime-verlog init lights slime-verlog init lights --goal "switch on all lights" --actions "press
+    red" "press blue" --max-steps 12
 
-Writes NAME.py, NAME.yaml and test_NAME.py in the current folder, and replaces no file. The module has an expert, its
-explanations and a drawing.
+Writes NAME.py, NAME.yaml and test_NAME.py in the current folder, and replaces no file. The module
+has an expert, its explanations and a drawing.
 """
 
 import argparse
@@ -23,10 +23,16 @@ FILES = {"env.py": "{}.py", "env.yaml": "{}.yaml", "test.py": "test_{}.py"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("name", metavar="NAME", help="name of the environment, such as lights")
-    parser.add_argument("--goal", default="reach the goal", help="in a few words; default: %(default)s")
+    parser.add_argument(
+        "--goal", default="reach the goal", help="in a few words; default: %(default)s"
+    )
     actions = ["left", "right", "forward"]
-    parser.add_argument("--actions", nargs="+", metavar="ACTION", default=actions, help="at least two named actions")
-    parser.add_argument("--max-steps", type=int, metavar="N", default=20, help="of an episode; default: %(default)s")
+    parser.add_argument(
+        "--actions", nargs="+", metavar="ACTION", default=actions, help="at least two named actions"
+    )
+    parser.add_argument(
+        "--max-steps", type=int, metavar="N", default=20, help="of an episode; default: %(default)s"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -41,9 +47,16 @@ def run(options: argparse.Namespace) -> int:
     actions = [" ".join(action.split()) for action in options.actions]
     different = {action.lower() for action in actions if action}
     if len(actions) < 2 or len(different) < len(actions):
-        raise ConfigError(f"an environment needs at least two actions that differ in more than case, got {actions}")
-    if marked := [action for action in actions if re.search(r"action:|</?[a-z]", action, re.IGNORECASE)]:
-        raise ConfigError(f"responses are read by `ACTION:` and by tags, so {marked[0]!r} cannot name an action")
+        raise ConfigError(
+            "an environment needs at least two actions that differ in more than case, got "
+            f"{actions}"
+        )
+    if marked := [
+        action for action in actions if re.search(r"action:|</?[a-z]", action, re.IGNORECASE)
+    ]:
+        raise ConfigError(
+            f"responses are read by `ACTION:` and by tags, so {marked[0]!r} cannot name an action"
+        )
     if not goal or not all(text.isprintable() for text in (goal, *actions)):
         raise ConfigError("goal and actions must be printable text on one line")
     if options.max_steps < 2:
@@ -55,9 +68,15 @@ def run(options: argparse.Namespace) -> int:
     for template, form in FILES.items():
         path = Path(form.format(options.name))
         if path.exists():
-            raise ConfigError(f"{path} exists; give another name, or run the command in another folder")
-        jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
-        jinja.filters["quoted"] = functools.partial(json.dumps, ensure_ascii=False)  # also a Python literal
+            raise ConfigError(
+                f"{path} exists; give another name, or run the command in another folder"
+            )
+        jinja = jinja2.Environment(
+            undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+        )
+        jinja.filters["quoted"] = functools.partial(
+            json.dumps, ensure_ascii=False
+        )  # also a Python literal
         text = (folder / f"{template}.j2").read_text(encoding="utf-8")
         files[path] = jinja.from_string(text).render(
             name=options.name,
@@ -95,7 +114,12 @@ def _check_name(name: str) -> None:
 
     from slime_verlog import ConfigError
 
-    if not name.isidentifier() or keyword.iskeyword(name) or name != name.lower() or name.startswith("_"):
+    if (
+        not name.isidentifier()
+        or keyword.iskeyword(name)
+        or name != name.lower()
+        or name.startswith("_")
+    ):
         rule = "use lower-case letters, digits and underscores, no keyword"
         raise ConfigError(f"{name!r} cannot name an environment: {rule}")
     if name in sys.stdlib_module_names:

@@ -3,9 +3,10 @@
     slime-verlog play custom_configs/babyai.yaml --seed 3
     slime-verlog play my_game.py --task island --set memory.n=4
 
-Type an action, or a whole answer such as: THINK: the key is left. ACTION: turn left. Each turn shows what is new in the
-prompt, then the reward, whether the answer was valid, and the executed action. Commands: /prompt (or p) shows the whole
-prompt, /actions, /expert asks the environment's expert, /restart, /next (seed), /quit, /help.
+Type an action, or a whole answer such as: THINK: the key is left. ACTION: turn left. Each turn
+shows what is new in the prompt, then the reward, whether the answer was valid, and the executed
+action. Commands: /prompt (or p) shows the whole prompt, /actions, /expert asks the environment's
+expert, /restart, /next (seed), /quit, /help.
 """
 
 import argparse
@@ -18,7 +19,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     target.add_arguments(parser)
     parser.add_argument("--seed", type=int, help="episode's seed; default: the YAML's seed_start")
-    parser.add_argument("--out", type=Path, default=Path("outputs/play"), help="of pictures; default: %(default)s")
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/play"), help="of pictures; default: %(default)s"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

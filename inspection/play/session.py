@@ -38,7 +38,8 @@ some prompts ask for notes alone; your answer to these is not an action."""
 
 
 class Game(contextlib.ExitStack):
-    """Plays one task, seed after seed; use it as a context manager, which ends the worker process."""
+    """Plays one task, seed after seed; use it as a context manager, which ends the worker
+    process."""
 
     def __init__(self, target: Target, task: TaskSpec) -> None:
         super().__init__()
@@ -62,7 +63,8 @@ class Game(contextlib.ExitStack):
         return "max_turns" if limit and len(self.infos) >= limit else None
 
     def answer(self, text: str) -> StepInfo | None:
-        """Take one step; None if the prompt asked for notes. Raises EnvironmentFault if the environment broke."""
+        """Take one step; None if the prompt asked for notes. Raises EnvironmentFault if the
+        environment broke."""
         if self._writes_notes:
             self.conversation.noted(self.conversation.cut_notes(text))
             self._show(may_ask=False)
@@ -84,7 +86,8 @@ class Game(contextlib.ExitStack):
             self.conversation.show(self.reply, notes=True)
 
     def hint(self) -> str | None:
-        """Return the expert's next response; None if the environment has no expert, or no facts to note."""
+        """Return the expert's next response; None if the environment has no expert, or no facts to
+        note."""
         if self._writes_notes:
             return write_facts(self.reply.facts) or None
         if not self.abilities.has_expert:
@@ -164,7 +167,10 @@ class Session:
                 self._show(self.game.conversation.messages)
             case "actions":
                 names = self.game.abilities.actions
-                print("\n".join(names) or "the environment names no actions; any text may be an answer")
+                print(
+                    "\n".join(names)
+                    or "the environment names no actions; any text may be an answer"
+                )
             case "expert" if self.game.over is not None:
                 print("the episode is over")
             case "expert":
@@ -205,7 +211,9 @@ class Session:
         for message in messages:
             print(bold(f"[{message['role']}]"))
             content = message["content"]
-            for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
+            for part in (
+                [{"type": "text", "text": content}] if isinstance(content, str) else content
+            ):
                 if part["type"] == "image":
                     print(self._write(part["image"]))
                 else:

@@ -1,13 +1,14 @@
 """What the answers of a run show, before training and during it.
 
-Answers four questions with numbers, verdicts and advice: are reasoning paths diverse, is there enough reasoning before
-the action, what share of actions is valid, and how do episodes fail.
+Answers four questions with numbers, verdicts and advice: are reasoning paths diverse, is there
+enough reasoning before the action, what share of actions is valid, and how do episodes fail.
 
     slime-verlog report outputs/evaluation
     slime-verlog report outputs/update_0 outputs/update_20     # side by side
 
-RUN is a folder with episodes.jsonl, or the file. Settings and players of one file become columns. The report is written
-beside the first run: report.md and report.json. docs/report.md explains every number.
+RUN is a folder with episodes.jsonl, or the file. Settings and players of one file become columns.
+The report is written beside the first run: report.md and report.json. docs/report.md explains every
+number.
 """
 
 import argparse
@@ -17,8 +18,12 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run")
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="folder with episodes.jsonl, or the file"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where to write; default: beside the first run"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

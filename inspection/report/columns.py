@@ -58,7 +58,9 @@ class Column:
         if not self.turns:
             found.append("No episode has a turn: all failed before the first answer.")
         elif self.is_scripted:
-            found.append(f"The {self.player} player is a baseline: it gives no reasons, and is not judged.")
+            found.append(
+                f"The {self.player} player is a baseline: it gives no reasons, and is not judged."
+            )
         elif not self.values["reasoning_words"]:
             found.append("The answers hold no reasoning, so its diversity is not measured.")
         return found
@@ -73,14 +75,17 @@ class Column:
                 stuck.append((len(repeated), place_of(episode, repeated[0])))
             if episode.fault:
                 number = episode.turns[-1].number if episode.turns else 0
-                failed.append(("failed", Place(episode.task, episode.seed, number, episode.fault[:EXCERPT])))
+                failed.append(
+                    ("failed", Place(episode.task, episode.seed, number, episode.fault[:EXCERPT]))
+                )
         stuck.sort(key=lambda item: -item[0])
         found = [(f"{count} repeated attempts", place) for count, place in stuck[:_MAX_EXAMPLES]]
         return found + failed[:_MAX_EXAMPLES]
 
 
 def read_columns(runs: Sequence[Path]) -> list[Column]:
-    """Read all runs; columns keep the order of the files. Raises ConfigError if a run is unreadable or empty."""
+    """Read all runs; columns keep the order of the files. Raises ConfigError if a run is unreadable
+    or empty."""
     found: dict[tuple[str, str, str], list[Episode]] = defaultdict(list)
     for path, name in zip(runs, names_of(runs), strict=True):
         for episode in tqdm(read_run(path), desc=name, unit="episode", leave=False, disable=None):
@@ -91,13 +96,17 @@ def read_columns(runs: Sequence[Path]) -> list[Column]:
         run, setting, player = names
         # Only those parts that differ; the setting if there is one.
         parts = [name for name in itertools.compress(names, differ) if name != "-"]
-        label = ", ".join(dict.fromkeys(parts)) or next((name for name in (setting, player) if name != "-"), run)
+        label = ", ".join(dict.fromkeys(parts)) or next(
+            (name for name in (setting, player) if name != "-"), run
+        )
         columns.append(_judge(label, player, episodes))
     return columns
 
 
 def _judge(label: str, player: str, episodes: Sequence[Episode]) -> Column:
-    executed = Counter(turn.executed for episode in episodes for turn in episode.turns if turn.valid)
+    executed = Counter(
+        turn.executed for episode in episodes for turn in episode.turns if turn.valid
+    )
     rejections = sort_rejections(episodes, list(executed) if len(executed) <= _MAX_ACTIONS else ())
     values = measure(episodes, rejections.translatable)
     verdicts = {item.key: item.judge(values[item.key]) for item in MEASURES}

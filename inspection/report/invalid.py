@@ -24,9 +24,11 @@ _MIN_SIMILARITY = 0.85
 
 @lru_cache(maxsize=20_000)
 def find_match(candidate: str, actions: tuple[str, ...]) -> str | None:
-    """Return the legal action that the candidate's first line probably means; None if there is none.
+    """Return the legal action that the candidate's first line probably means; None if there is
+    none.
 
-    That is the first action that the line names among other words, or else the only one that is spelled nearly so.
+    That is the first action that the line names among other words, or else the only one that is
+    spelled nearly so.
     """
     words = _plain(candidate.partition("\n")[0]).split()[:_MAX_WORDS]
     line = f" {' '.join(words)} "
@@ -62,7 +64,8 @@ class Rejections:
 
 
 def sort_rejections(episodes: Iterable[Episode], actions: Sequence[str]) -> Rejections:
-    """Find the cause of every invalid response; `actions` are legal where the observation lists no commands."""
+    """Find the cause of every invalid response; `actions` are legal where the observation lists no
+    commands."""
     found = Rejections()
     for episode in episodes:
         for turn in episode.turns:

@@ -1,10 +1,11 @@
 """Defines the report's numbers and computes those of one column; `measures.yaml` describes each.
 
-Two say how varied responses are, and how much their reasoning depends on the observation. RAGEN (Wang et al. 2025,
-"Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement Learning", arXiv 2504.20073) calls the fall
-into repeated phrasing the echo trap. RAGEN-2 (Wang et al. 2026, "Reasoning Collapse in Agentic RL", arXiv 2604.06268)
-calls responses that vary, but not with the prompt, template collapse. Its estimates need the policy's log-probs of each
-response under each prompt; those here need only the recorded text, and are deterministic.
+Two say how varied responses are, and how much their reasoning depends on the observation. RAGEN
+(Wang et al. 2025, "Understanding Self-Evolution in LLM Agents via Multi-Turn Reinforcement
+Learning", arXiv 2504.20073) calls the fall into repeated phrasing the echo trap. RAGEN-2 (Wang et
+al. 2026, "Reasoning Collapse in Agentic RL", arXiv 2604.06268) calls responses that vary, but not
+with the prompt, template collapse. Its estimates need the policy's log-probs of each response under
+each prompt; those here need only the recorded text, and are deterministic.
 """
 
 import enum
@@ -101,7 +102,8 @@ Values = dict[str, float | None]
 
 
 def measure(episodes: Sequence[Episode], translatable: int) -> Values:
-    """Return all values of a column by the keys of `MEASURES`; `translatable` invalid responses are near matches."""
+    """Return all values of a column by the keys of `MEASURES`; `translatable` invalid responses are
+    near matches."""
     turns = [turn for episode in episodes for turn in episode.turns]
     return _reasoning(turns) | _validity(turns, translatable) | _failures(episodes)
 
@@ -153,13 +155,17 @@ def _failures(episodes: Sequence[Episode]) -> Values:
 
 
 def find_repeats(episode: Episode) -> list[Turn]:
-    """Return the turns that repeat an earlier attempt, which is an action in an observation; none of a won episode.
+    """Return the turns that repeat an earlier attempt, which is an action in an observation; none
+    of a won episode.
 
-    A stretch of equal attempts that ends in another observation had an effect, such as a walk through an empty room,
-    and counts as one attempt.
+    A stretch of equal attempts that ends in another observation had an effect, such as a walk
+    through an empty room, and counts as one attempt.
     """
     turns = [] if episode.success else [turn for turn in episode.turns if turn.state is not None]
-    stretches = [list(group) for _, group in itertools.groupby(turns, lambda turn: (turn.state, turn.executed))]
+    stretches = [
+        list(group)
+        for _, group in itertools.groupby(turns, lambda turn: (turn.state, turn.executed))
+    ]
     seen: Counter[tuple[int | None, str]] = Counter()
     repeated = []
     for stretch, following in itertools.zip_longest(stretches, stretches[1:]):
@@ -173,7 +179,8 @@ def find_repeats(episode: Episode) -> list[Turn]:
 
 
 def _equal_returns(episodes: Sequence[Episode]) -> float | None:
-    """Share of starts (task and seed) that were played more than once with one return; else of tasks.
+    """Share of starts (task and seed) that were played more than once with one return; else of
+    tasks.
 
     Those that were always won count as unequal: they are solved, which is no reason to worry.
     """
@@ -181,8 +188,12 @@ def _equal_returns(episodes: Sequence[Episode]) -> float | None:
     for groups in (_groups(played, _start), _groups(played, attrgetter("task"))):
         repeated = [group for group in groups if len(group) > 1]
         if repeated:
-            unsolved = [group for group in repeated if not all(episode.success for episode in group)]
-            spreads = [statistics.pstdev(episode.episode_return for episode in group) for group in unsolved]
+            unsolved = [
+                group for group in repeated if not all(episode.success for episode in group)
+            ]
+            spreads = [
+                statistics.pstdev(episode.episode_return for episode in group) for group in unsolved
+            ]
             return _share(sum(spread < 1e-9 for spread in spreads), len(repeated))
     return None
 
@@ -195,7 +206,9 @@ def _start(episode: Episode) -> Hashable:
     return episode.task, id(episode) if episode.seed is None else str(episode.seed)
 
 
-def _groups(episodes: Sequence[Episode], key: Callable[[Episode], Hashable]) -> Iterable[list[Episode]]:
+def _groups(
+    episodes: Sequence[Episode], key: Callable[[Episode], Hashable]
+) -> Iterable[list[Episode]]:
     found: dict[Hashable, list[Episode]] = defaultdict(list)
     for episode in episodes:
         found[key(episode)].append(episode)
@@ -209,10 +222,12 @@ def entropy(counts: Counter[Any]) -> float:
 
 
 def retrieve_observations(turns: Sequence[tuple[str, str]]) -> float | None:
-    """Return the share of reasonings that resemble their observation more than 15 others; None with too few.
+    """Return the share of reasonings that resemble their observation more than 15 others; None with
+    too few.
 
-    RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the policy's log-probs. Of
-    the pairs of observation and reasoning in `turns`, each observation counts once, and at most 400 do.
+    RAGEN-2's retrieval accuracy with tf-idf similarity of words and word pairs in place of the
+    policy's log-probs. Of the pairs of observation and reasoning in `turns`, each observation
+    counts once, and at most 400 do.
     """
     rng = random.Random(0)
     reasoning_of = dict(rng.sample(turns, len(turns)))

@@ -21,21 +21,30 @@ _CELL_BORDER = re.compile(r"(?<!\\)\|")
 
 
 def clean(text: str, limit: int = _MAX_TEXT) -> str:
-    """Return the text as one line without control characters, which would change a terminal or a page."""
+    """Return the text as one line without control characters, which would change a terminal or a
+    page."""
     spaced = " ".join(text[: 16 * limit].split())
-    plain = "".join(" " if unicodedata.category(char).startswith("C") else char for char in spaced[: 4 * limit])
+    plain = "".join(
+        " " if unicodedata.category(char).startswith("C") else char for char in spaced[: 4 * limit]
+    )
     return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 def code(text: object, limit: int = _MAX_TEXT) -> str:
-    """Return text of a record as Markdown code, in which nothing is markup; empty for empty text."""
+    """Return text of a record as Markdown code, in which nothing is markup; empty for empty
+    text."""
     plain = clean(str(text), limit).replace("`", "'").replace("|", "\\|")
     return f"`{plain}`" if plain.strip() else ""
 
 
 def render_json(columns: Sequence[Column]) -> str:
     """Return all numbers, verdicts and examples, for programs."""
-    return json.dumps({"columns": list(map(_as_json, columns))}, indent=1, ensure_ascii=False, default=str) + "\n"
+    return (
+        json.dumps(
+            {"columns": list(map(_as_json, columns))}, indent=1, ensure_ascii=False, default=str
+        )
+        + "\n"
+    )
 
 
 def _as_json(column: Column) -> Record:
@@ -55,15 +64,22 @@ def _as_json(column: Column) -> Record:
         "questions": column.questions,
         "numbers": numbers,
         "invalid": rejections.causes,
-        "aliases": [{"text": text, "action": action, "count": count} for (text, action), count in aliases],
+        "aliases": [
+            {"text": text, "action": action, "count": count} for (text, action), count in aliases
+        ],
         "unknown": dict(rejections.unknown.most_common(_MAX_LISTED)),
-        "examples": [{"what": what, **place._asdict()} for what, place in [*examples, *column.examples]],
+        "examples": [
+            {"what": what, **place._asdict()} for what, place in [*examples, *column.examples]
+        ],
     }
 
 
 def render_page(columns: Sequence[Column]) -> str:
-    """Return the report as Markdown with aligned tables: verdicts first, then what to do, then the numbers."""
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    """Return the report as Markdown with aligned tables: verdicts first, then what to do, then the
+    numbers."""
+    environment = jinja2.Environment(
+        trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
     environment.loader = jinja2.FileSystemLoader(Path(__file__).parent)
     environment.filters |= {"code": code}
     environment.globals |= {"questions": QUESTIONS, "measures": MEASURES, "changes": CHANGES}

@@ -1,4 +1,5 @@
-"""Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and action."""
+"""Reads `episodes.jsonl` as checked episodes and turns, and splits each response into reasoning and
+action."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,8 @@ EXCERPT = 160
 _MAX_TEXT = 2000
 """Characters of an observation, or of a reasoning, that are kept."""
 MAX_BARE_ACTION_WORDS = 6
-"""A response without a marker and with more words than this counts as reasoning without an action."""
+"""A response without a marker and with more words than this counts as reasoning without an
+action."""
 
 
 class Answer(NamedTuple):
@@ -32,7 +34,8 @@ class Answer(NamedTuple):
     action: str
     """The text from the action on; empty if the response has none."""
     has_marker: bool
-    """Whether the response says where its action begins (`ACTION:`, `</think>` or `<tool_call>`)."""
+    """Whether the response says where its action begins (`ACTION:`, `</think>` or
+    `<tool_call>`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,8 @@ class Turn:
     observation: str
     """Text of the current observation, with the request for a response."""
     state: int | None
-    """Hash of the observation's text and images, equal if the agent sees the same; None if images are missing."""
+    """Hash of the observation's text and images, equal if the agent sees the same; None if images
+    are missing."""
     reasoning: str
     words: int
     """Words of the whole reasoning."""
@@ -93,7 +97,8 @@ def place_of(episode: Episode, turn: Turn) -> Place:
 
 
 def read_run(path: Path) -> Iterator[Episode]:
-    """Read the episodes of a folder or file, in order; raises ConfigError, with line and key, if it is broken."""
+    """Read the episodes of a folder or file, in order; raises ConfigError, with line and key, if it
+    is broken."""
     where = path / FILE if path.is_dir() else path
     if not where.exists():
         advice = "run slime-verlog evaluate with --out, or give the file itself"
@@ -121,7 +126,9 @@ def _episode(record: Record) -> Episode:
         episode_return=float(record.get("return") or 0.0),
         success=bool(record.get("success")),
         progression=float(record.get("progression") or 0.0),
-        turns=[_turn(turn, messages, k) for k, turn in enumerate(turns, 1) if "summary" not in turn],
+        turns=[
+            _turn(turn, messages, k) for k, turn in enumerate(turns, 1) if "summary" not in turn
+        ],
     )
 
 
@@ -129,7 +136,9 @@ def _turn(turn: Record, messages: Sequence[Record], number: int) -> Turn:
     shown = messages[turn["prompt"][-1]] if turn["prompt"] else {}
     text = text_of(shown)
     observation = text.removeprefix(_HEADING)
-    _, has_commands, tail = observation.partition(_COMMANDS)  # the line that `envs.text_game.list_commands` writes
+    _, has_commands, tail = observation.partition(
+        _COMMANDS
+    )  # the line that `envs.text_game.list_commands` writes
     commands = tail.partition("\n")[0].rstrip(".").split(", ") if has_commands else ()
     response = turn["response"]
     executed = turn["executed_action"]
@@ -163,10 +172,12 @@ def _state(observation: str, content: Any) -> int | None:
 
 
 def split_answer(response: str, executed: str | None) -> Answer:
-    """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at `</think>`.
+    """Split at the tool calls, else as the games do (`envs.text_game.find_action`), else at
+    `</think>`.
 
-    Without any marker, a short response, or one that was executed as it stands, is a bare action. A longer one is
-    reasoning, which contains the action if the response is valid; `executed` is None if it is invalid.
+    Without any marker, a short response, or one that was executed as it stands, is a bare action. A
+    longer one is reasoning, which contains the action if the response is valid; `executed` is None
+    if it is invalid.
     """
     response = response.rstrip()
     while match := _END_TOKEN.search(response, max(len(response) - EXCERPT, 0)):

@@ -39,14 +39,20 @@ class Book:
         self._worlds = Worlds(options.worlds, options.trust)
         self._names = names_of(self._runs)
         for number, run in enumerate(self._runs):
-            self._worlds.most = options.worlds * (number + 1) // len(self._runs)  # each run has its share
+            self._worlds.most = (
+                options.worlds * (number + 1) // len(self._runs)
+            )  # each run has its share
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
 
     def _add(self, source: Path, number: int) -> None:
         several = len(self._runs) > PAIR
-        episodes = read_run(source, self._options.tokenizer, self._options.trust, quiet=self._options.follow)
-        for episode in tqdm(episodes, desc=str(source), unit=" episodes", leave=False, disable=None):
+        episodes = read_run(
+            source, self._options.tokenizer, self._options.trust, quiet=self._options.follow
+        )
+        for episode in tqdm(
+            episodes, desc=str(source), unit=" episodes", leave=False, disable=None
+        ):
             world = self._worlds.draw(episode)
             if several:
                 self._packer.add(episode, world=world, study=self._names[number])
@@ -94,7 +100,8 @@ def write_once(options: Namespace) -> int:
 
 
 def follow(options: Namespace) -> int:
-    """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more without reloading.
+    """Rewrite the page whenever the runs' files change, until Ctrl-C; then write it once more
+    without reloading.
 
     Also ends when the process that started it has ended.
     """
@@ -154,7 +161,8 @@ def page_path(options: Namespace) -> Path:
 
 
 def _checked(options: Namespace) -> Path:
-    """The page's path; raises ConfigError for a number out of range, or if it would replace something else."""
+    """The page's path; raises ConfigError for a number out of range, or if it would replace
+    something else."""
     check_numbers(options, {"worlds": 0})
     if options.worlds and not find_spec("PIL"):
         options.worlds = 0

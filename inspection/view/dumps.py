@@ -1,7 +1,9 @@
-"""Reads slime's debug dumps as episodes: --save-debug-rollout-data, --save-debug-train-data and --dump-details.
+"""Reads slime's debug dumps as episodes: --save-debug-rollout-data, --save-debug-train-data and
+--dump-details.
 
-A rollout's dump has `samples`, each `Sample.to_dict()`; a training dump also has `dp_shards`, and per-token tensors in
-its samples. Samples of this project's rollouts are turns, which are put together again; any other sample is an episode.
+A rollout's dump has `samples`, each `Sample.to_dict()`; a training dump also has `dp_shards`, and
+per-token tensors in its samples. Samples of this project's rollouts are turns, which are put
+together again; any other sample is an episode.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ class Decoder:
 
     @classmethod
     def find(cls, folder: str | None, dumps: Iterable[Path]) -> Decoder:
-        """Load a tokenizer's folder, by default the one beside slime's dumps; raises ConfigError if that fails."""
+        """Load a tokenizer's folder, by default the one beside slime's dumps; raises ConfigError if
+        that fails."""
         beside = [path.parent.parent / "tokenizer" for path in dumps]
         chosen = folder or next((str(path) for path in beside if path.is_dir()), None)
         if chosen is None:
@@ -47,10 +50,13 @@ class Decoder:
         try:
             return cls(AutoTokenizer.from_pretrained(chosen))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"no tokenizer can be loaded from {chosen!r}: {str(error).splitlines()[0]}") from error
+            raise ConfigError(
+                f"no tokenizer can be loaded from {chosen!r}: {str(error).splitlines()[0]}"
+            ) from error
 
     def prompt(self, ids: Ids, given: Any = None) -> Any:
-        """The prompt as text with its control tokens, an image's as one; without a tokenizer, `given` or a note."""
+        """The prompt as text with its control tokens, an image's as one; without a tokenizer,
+        `given` or a note."""
         if self.tokenizer is None:
             return given or f"A prompt {_UNREAD.format(len(ids))}"
         shown = []
@@ -60,7 +66,8 @@ class Decoder:
         return self._decode(shown)
 
     def response(self, ids: Ids, given: str | None = None) -> str:
-        """Return the response's text, without the token that ends it; without a tokenizer, from `given`, or a note."""
+        """Return the response's text, without the token that ends it; without a tokenizer, from
+        `given`, or a note."""
         if self.tokenizer is None:
             return CLOSINGS.sub("", given) if given else f"An answer {_UNREAD.format(len(ids))}"
         kept = list(ids)
@@ -69,7 +76,8 @@ class Decoder:
         return self._decode(kept)
 
     def tokens(self, ids: Ids) -> list[str]:
-        """Return one text per token. A character that spans several tokens is put at the last of them."""
+        """Return one text per token. A character that spans several tokens is put at the last of
+        them."""
         if self.tokenizer is None:
             return [f"{token} " for token in ids]
         texts = []
@@ -91,7 +99,16 @@ _DTYPES = [type(np.dtype(name)) for name in ("uint8", "int32", "int64", "float32
 _ARRAYS = [np.ndarray, np.zeros(0).__reduce__()[0], np.dtype, array.array]
 _RECORDS = [FinishReason, SampleKind, StopReason, TurnKind, TurnRow, TurnSpan]
 _SAFE = [*_RECORDS, *_ARRAYS, *_DTYPES, list]
-_TRAINED_VALUES = "log_probs", "ref_log_probs", "teacher_log_probs", "values", "advantages", "returns", "kl", "entropy"
+_TRAINED_VALUES = (
+    "log_probs",
+    "ref_log_probs",
+    "teacher_log_probs",
+    "values",
+    "advantages",
+    "returns",
+    "kl",
+    "entropy",
+)
 _FACTS = "executed_action", "notes", "summary", "terminated", "truncated"
 """What the metadata says of a turn under the name that a record uses."""
 _UNSHOWN = (SampleKind.BOOTSTRAP, SampleKind.PADDING)
@@ -109,27 +126,40 @@ class _Episode:
     turns: list[Record] = field(default_factory=list)
 
 
-def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, needs_text: bool) -> Iterator[Record]:
-    """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is put together.
+def read_dumps(
+    files: Sequence[Path], tokenizer: str | None, trusted: bool, needs_text: bool
+) -> Iterator[Record]:
+    """Yield the episodes of dumps that are sorted by rollout; one that a later batch continues is
+    put together.
 
-    Without the folder `tokenizer`, prompts are not shown, and `needs_text` refuses them. `trusted` also loads Python
-    objects of other packages, which may run code. Raises ConfigError for what cannot be loaded.
+    Without the folder `tokenizer`, prompts are not shown, and `needs_text` refuses them. `trusted`
+    also loads Python objects of other packages, which may run code. Raises ConfigError for what
+    cannot be loaded.
     """
     decoder = Decoder.find(tokenizer, files)
     if needs_text and decoder.tokenizer is None:
-        raise ConfigError(f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder")
+        raise ConfigError(
+            f"{files[0]} holds token ids and no texts; give --tokenizer with the model's folder"
+        )
     ongoing: dict[Any, _Episode] = {}  # unfinished episodes that a later rollout may continue
-    for (is_eval, number), group in itertools.groupby(sorted(files, key=rollout_of), key=rollout_of):
+    for (is_eval, number), group in itertools.groupby(
+        sorted(files, key=rollout_of), key=rollout_of
+    ):
         whole: dict[Any, _Episode] = {}  # episodes that end with this rollout
         rollout = f"{'evaluation' if is_eval else 'rollout'} {number}"
         payloads = [_load(path, trusted) for path in group]
         if all("dp_shards" in payload for payload in payloads):
-            raise ConfigError(f"{rollout} has training data alone, without its samples; dump them with --dump-details")
+            raise ConfigError(
+                f"{rollout} has training data alone, without its samples; dump them with "
+                "--dump-details"
+            )
         for sample, row in _samples(payloads):
             metadata = sample["metadata"]
             if metadata.get("kind") in _UNSHOWN:
                 continue
-            if isinstance(metadata.get("story"), list) and isinstance(metadata.get("messages"), list):
+            if isinstance(metadata.get("story"), list) and isinstance(
+                metadata.get("messages"), list
+            ):
                 yield {**metadata, "setting": rollout, "player": "policy"}
                 continue
             key, goes_on = _episode_of(sample, len(whole))
@@ -149,7 +179,8 @@ def read_dumps(files: Sequence[Path], tokenizer: str | None, trusted: bool, need
 
 
 def _episode_of(sample: Record, number: int) -> tuple[Any, bool]:
-    """What the samples of one episode share, and whether a later rollout may continue the episode."""
+    """What the samples of one episode share, and whether a later rollout may continue the
+    episode."""
     metadata = sample["metadata"]
     if "episode_turns" in metadata:
         return ("index", sample.get("index")), False
@@ -164,10 +195,14 @@ def _load(path: Path, trusted: bool) -> Record:
             payload = torch.load(path, map_location="cpu", weights_only=not trusted)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    except Exception as error:  # torch.load raises RuntimeError, UnpicklingError, EOFError and others
+    except (
+        Exception
+    ) as error:  # torch.load raises RuntimeError, UnpicklingError, EOFError and others
         if "GLOBAL " in str(error):
             wanted = str(error).partition("GLOBAL ")[2].split(" ")[0] or "of another package"
-            raise ConfigError(f"{path} holds Python objects ({wanted}); if you trust it, add --trust") from error
+            raise ConfigError(
+                f"{path} holds Python objects ({wanted}); if you trust it, add --trust"
+            ) from error
         raise ConfigError(f"{path} is not a dump of slime: {error}") from error
     if not isinstance(payload, Mapping) or not isinstance(payload.get("samples"), list):
         raise ConfigError(f"{path} is not a dump of slime: it has no list 'samples'")
@@ -182,7 +217,9 @@ def _samples(payloads: Sequence[Record]) -> Iterator[tuple[Record, TurnRow | Non
         (trained if "dp_shards" in payload else rolled).extend(payload["samples"])
     by_place = {sample.get("rollout_position"): sample for sample in trained}
     about = [sample.get("train_metadata") or {} for sample in rolled]
-    places = places_of(list(map(_group_of, rolled)), [known.get(LATER_GROUPS, ()) for known in about])
+    places = places_of(
+        list(map(_group_of, rolled)), [known.get(LATER_GROUPS, ()) for known in about]
+    )
     for sample, known, place in zip(rolled, about, places, strict=True):
         values = by_place.get(place, {})
         if len(values.get("tokens", ())) != len(sample.get("tokens") or ()):
@@ -221,7 +258,10 @@ def _turns(sample: Record, row: TurnRow | None, decoder: Decoder) -> list[Record
             "has_images": sample.get("multimodal_train_inputs") is not None,
             "valid": facts.get("valid_action"),
             "reward": reward,
-            "tokens": {"text": decoder.tokens(ids), **{key: values[start:end] for key, values in columns.items()}},
+            "tokens": {
+                "text": decoder.tokens(ids),
+                **{key: values[start:end] for key, values in columns.items()},
+            },
             "round": index,
         }
         turn |= {key: facts[key] for key in _FACTS if key in facts}
@@ -230,7 +270,8 @@ def _turns(sample: Record, row: TurnRow | None, decoder: Decoder) -> list[Record
 
 
 def _spans(sample: Record, columns: Record, length: int) -> list[tuple[int, int, float | None]]:
-    """The runs of trained tokens, which are the model's responses; the last one has the sample's reward."""
+    """The runs of trained tokens, which are the model's responses; the last one has the sample's
+    reward."""
     spans: list[tuple[int, int, float | None]] = []
     place = 0
     for is_trained, run in itertools.groupby(columns.get("loss_mask") or [1] * length, bool):

@@ -1,7 +1,8 @@
-"""Writes one HTML file that loads nothing from elsewhere: template, style, script and compressed episodes.
+"""Writes one HTML file that loads nothing from elsewhere: template, style, script and compressed
+episodes.
 
-A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages and images that its
-episodes share, then its episodes."""
+A block of episodes is gzip in base64. A chunk has one JSON document per line: first the messages
+and images that its episodes share, then its episodes."""
 
 import base64
 import gzip
@@ -38,7 +39,9 @@ class Packer:
         self._messages: dict[str, int] = {}
         self._images: dict[str, str] = {}
 
-    def add(self, episode: Record, run: int = 0, world: Record | None = None, study: str | None = None) -> None:
+    def add(
+        self, episode: Record, run: int = 0, world: Record | None = None, study: str | None = None
+    ) -> None:
         """Add an episode of the run with this number, with its world if it was drawn.
 
         On a page about many runs, all have the number 0, and `study` is the run's name.
@@ -58,7 +61,9 @@ class Packer:
         self._images |= drawn.pop("pictures", {})
         keys = ("env_path", "task", "options", "max_turns", "metrics", "fault", "credit")
         kept = {key: episode[key] for key in keys if episode.get(key)}
-        self._episodes.append(to_json({**kept, "turns": self._pack(episode), "world": drawn or None}))
+        self._episodes.append(
+            to_json({**kept, "turns": self._pack(episode), "world": drawn or None})
+        )
 
     def blocks(self) -> list[str]:
         """Return the chunks, compressed."""
@@ -67,10 +72,13 @@ class Packer:
     def _pack(self, episode: Record) -> list[Record]:
         """The episode's turns, with numbers in place of the chunk's messages.
 
-        A prompt is the number of messages that it shares with the start of the previous one, then the rest.
+        A prompt is the number of messages that it shares with the start of the previous one, then
+        the rest.
         """
         messages, turns = split_prompts(episode)
-        places = [self._messages.setdefault(to_json(message), len(self._messages)) for message in messages]
+        places = [
+            self._messages.setdefault(to_json(message), len(self._messages)) for message in messages
+        ]
         packed: list[Record] = []
         before: list[int] = []
         for turn, fresh in zip(turns, find_changes(messages, turns), strict=True):
@@ -161,7 +169,8 @@ def _text(value: Any, default: str) -> str:
 
 
 def number(value: Any) -> float | int | None:
-    """Return a fraction with four significant digits, as JSON can carry it; None for what is not a finite number."""
+    """Return a fraction with four significant digits, as JSON can carry it; None for what is not a
+    finite number."""
     if isinstance(value, int):
         return int(value)
     if not isinstance(value, float) or not math.isfinite(value):
@@ -173,14 +182,18 @@ def number(value: Any) -> float | int | None:
 def to_json(value: Any) -> str:
     """Compact JSON on one line; numbers that JSON lacks become null."""
     try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str)
+        return json.dumps(
+            value, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=str
+        )
     except ValueError:
         return to_json(json.loads(json.dumps(value, default=str), parse_constant=lambda _: None))
 
 
 def compress(text: str) -> str:
     """gzip in base64; lone surrogates, which UTF-8 lacks, become question marks."""
-    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode(
+        "ascii"
+    )
 
 
 _ASSETS = Path(__file__).with_name("assets")
@@ -202,12 +215,15 @@ def build_page(title: str, head: Record, chunks: Sequence[str]) -> str:
     blocks += [_block(f"chunk-{number}", chunk) for number, chunk in enumerate(chunks)]
     # This style, this script, embedded images, and no HTML made from strings.
     policy = (
-        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; img-src data: blob:; "
-        "base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'; require-trusted-types-for "
+        "'script'; trusted-types 'none'"
     )
     page = Template(_read("page.html"))
     data = "\n".join(blocks)
-    return page.substitute(policy=policy, title=html.escape(title), style=style, script=script, data=data)
+    return page.substitute(
+        policy=policy, title=html.escape(title), style=style, script=script, data=data
+    )
 
 
 def _digest(text: str) -> str:

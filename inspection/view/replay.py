@@ -32,7 +32,8 @@ class Replay:
 
 
 def runs_nothing_else(episode: Record) -> bool:
-    """Whether a replay runs only games of this package: a record may come from elsewhere, and name any code."""
+    """Whether a replay runs only games of this package: a record may come from elsewhere, and name
+    any code."""
     options = dict(episode.get("options") or {})
     if episode["env_path"] not in _OWN_GAMES or any(name in options for name in _NAMED_FILES):
         return False
@@ -43,13 +44,16 @@ def runs_nothing_else(episode: Record) -> bool:
 
 
 def replay(episode: Record) -> Replay | None:
-    """Play the recorded responses again and draw every state; None if the environment has no `render`.
+    """Play the recorded responses again and draw every state; None if the environment has no
+    `render`.
 
     Nothing is drawn if an observation, an action or a reward differs from the record.
     """
     try:
         env = env_spec_of(episode).build()
-    except Exception as error:  # an environment may raise anything, which concerns only this episode's images
+    except (
+        Exception
+    ) as error:  # an environment may raise anything, which concerns only this episode's images
         return _undrawn(f"building the environment raised {describe(error)}")
     try:
         return _play(env, episode) if callable(getattr(env, "render", None)) else None
@@ -111,7 +115,9 @@ def _difference(turn: Record, info: Record) -> str | None:
 def _copy(image: Any) -> np.ndarray:
     pixels = np.array(image, dtype=np.uint8)
     if pixels.ndim != 3 or pixels.shape[2] != 3:
-        raise ValueError(f"render() must return an array (height, width, 3), got shape {pixels.shape}")
+        raise ValueError(
+            f"render() must return an array (height, width, 3), got shape {pixels.shape}"
+        )
     return pixels
 
 
@@ -126,14 +132,17 @@ def encode_frames(frames: Sequence[np.ndarray]) -> Record:
         if key not in images:
             buffer = io.BytesIO()
             make_image(frame).save(buffer, "webp", lossless=True)
-            images[key] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+            images[key] = "data:image/webp;base64," + base64.b64encode(buffer.getvalue()).decode(
+                "ascii"
+            )
     return {"frames": keys, "pictures": images}
 
 
 class Worlds:
     """Replays episodes until `most` of them are drawn.
 
-    Of a training run, each evaluation has a third of what is left, so that the last ones have some, too.
+    Of a training run, each evaluation has a third of what is left, so that the last ones have some,
+    too.
     """
 
     def __init__(self, most: int, trusted: bool = False) -> None:
@@ -143,12 +152,14 @@ class Worlds:
         """Environments that are not replayed unless the records are trusted."""
         self.drawn = self.differing = 0
         self._left: dict[tuple[int, str], int] = {}
-        """Episodes that may still be drawn of each evaluation; the share of a run is another `most`."""
+        """Episodes that may still be drawn of each evaluation; the share of a run is another
+        `most`."""
         self._without: set[str] = set()
         """Environments without `render`; their other episodes are not built."""
 
     def draw(self, episode: Record) -> Record | None:
-        """The episode's world for the page, with a `note` instead if the replay went wrong; None for no world."""
+        """The episode's world for the page, with a `note` instead if the replay went wrong; None
+        for no world."""
         setting = str(episode.get("setting"))
         left = self.most - self.drawn - self.differing
         share = left

@@ -1,4 +1,5 @@
-"""Finds and reads the episodes of a run: `episodes.jsonl`, a folder with such files, or slime's dumps."""
+"""Finds and reads the episodes of a run: `episodes.jsonl`, a folder with such files, or slime's
+dumps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ from slime_verlog import ConfigError
 
 
 def find_files(run: Path) -> list[Path]:
-    """Return the run's `.jsonl` files of episodes, or slime's `.pt` dumps; raises ConfigError if there are none."""
+    """Return the run's `.jsonl` files of episodes, or slime's `.pt` dumps; raises ConfigError if
+    there are none."""
     if run.suffix in (".yaml", ".yml"):
         raise ConfigError(f"{run} is a YAML; view takes a run's folder or its {FILE}")
     if run.is_file():
@@ -33,7 +35,8 @@ def _dumps(folder: Path, pattern: str) -> list[Path]:
 
 
 def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
-    """Return what `read_run` reads for a page: the run, if it has episodes, and the sample of its training."""
+    """Return what `read_run` reads for a page: the run, if it has episodes, and the sample of its
+    training."""
     training = [run / TRAINING] if with_training and (run / TRAINING).is_file() else []
     try:
         find_files(run)
@@ -46,7 +49,9 @@ def episode_sources(run: Path, *, with_training: bool) -> list[Path]:
 
 def files_of(run: Path) -> list[Path]:
     """Return every file that a page about the run reads."""
-    found = [path for part in episode_sources(run, with_training=False) for path in find_files(part)]
+    found = [
+        path for part in episode_sources(run, with_training=False) for path in find_files(part)
+    ]
     others = [run / TRAINING, run / SUMMARY, run / ABOUT, *metric_files(run)]
     return [*found, *(path for path in others if path.is_file())]
 
@@ -60,12 +65,18 @@ def _require(found: list[Path], run: Path) -> list[Path]:
 
 
 def read_run(
-    run: Path, tokenizer: str | None = None, trusted: bool = False, *, needs_text: bool = False, quiet: bool = False
+    run: Path,
+    tokenizer: str | None = None,
+    trusted: bool = False,
+    *,
+    needs_text: bool = False,
+    quiet: bool = False,
 ) -> Iterator[Record]:
-    """Yield the run's episodes, in order. If it has several files of records, `setting` names the file as well.
+    """Yield the run's episodes, in order. If it has several files of records, `setting` names the
+    file as well.
 
-    `tokenizer` (a folder), `trusted`, `needs_text` are those of `read_dumps`, and `quiet` is that of `read_episodes`.
-    Raises ConfigError as `find_files`, or if a file cannot be read.
+    `tokenizer` (a folder), `trusted`, `needs_text` are those of `read_dumps`, and `quiet` is that
+    of `read_episodes`. Raises ConfigError as `find_files`, or if a file cannot be read.
     """
     files = find_files(run)
     if any(path.suffix == ".pt" for path in files):

@@ -1,4 +1,5 @@
-"""Reads how a run trained: metrics, alarms, settings, versions. Each file counts as far as it can be read."""
+"""Reads how a run trained: metrics, alarms, settings, versions. Each file counts as far as it can
+be read."""
 
 import json
 import math
@@ -9,7 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from embedded.run.alarms import LIMITS, Alarms
-from embedded.run.folder import ABOUT, DONE, METRICS, SETTINGS, SUMMARY, is_claimed, leaves, whole_lines
+from embedded.run.folder import (
+    ABOUT,
+    DONE,
+    METRICS,
+    SETTINGS,
+    SUMMARY,
+    is_claimed,
+    leaves,
+    whole_lines,
+)
 from inspection.records import Record
 from inspection.view.page import number
 from slime_verlog import ConfigError, Settings, read_yaml_mapping
@@ -24,7 +34,10 @@ _FROM_SLIME = {
     "rollout/kl": "actor/ref_kl",
     "train/entropy_loss": "actor/entropy",
     "train/critic-value_loss": "critic/value_loss",
-    **{f"train/{name}": f"actor/{name}" for name in ("ppo_kl", "pg_loss", "pg_clipfrac", "grad_norm")},
+    **{
+        f"train/{name}": f"actor/{name}"
+        for name in ("ppo_kl", "pg_loss", "pg_clipfrac", "grad_norm")
+    },
 }
 """slime's names of metrics that runs on one machine also have."""
 _COUNTS = ("rollout/faults/", "rollout/stop/")
@@ -33,7 +46,8 @@ Rows = dict[int, dict[str, float]]  # metrics by number of updates
 
 
 def metric_files(run: Path) -> list[Path]:
-    """Return the files with the run's metrics: JSON lines, or TensorBoard's events; none for episodes alone."""
+    """Return the files with the run's metrics: JSON lines, or TensorBoard's events; none for
+    episodes alone."""
     rows = [run / name for name in _ROWS if (run / name).is_file()]
     if rows or not run.is_dir():
         return rows
@@ -50,8 +64,14 @@ def expand_runs(runs: Iterable[Path]) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The folders with metrics, without those below another, such as the critic of value pretraining."""
-    found = {path.parent for name in _ROWS for depth in ("*", "*/*") for path in folder.glob(f"{depth}/{name}")}
+    """The folders with metrics, without those below another, such as the critic of value
+    pretraining."""
+    found = {
+        path.parent
+        for name in _ROWS
+        for depth in ("*", "*/*")
+        for path in folder.glob(f"{depth}/{name}")
+    }
     return sorted(path for path in found if found.isdisjoint(path.parents))
 
 
@@ -74,7 +94,9 @@ def read_training(run: Path, name: str) -> Record | None:
     changed = _changed(keys or _yaml_keys(run, problems), RolloutSettings)
     changed |= _changed(flags, EmbeddedFlags)
     warned = about.get("warnings")
-    problems += [f"Before training: {word}." for word in (warned if isinstance(warned, list) else ())]
+    problems += [
+        f"Before training: {word}." for word in (warned if isinstance(warned, list) else ())
+    ]
     columns = _columns(rows, problems)
     alarms = _alarms(rows)
     state = _state(run, about)
@@ -83,7 +105,8 @@ def read_training(run: Path, name: str) -> Record | None:
     started = min(path.stat().st_mtime for path in (files[0], run / SETTINGS) if path.exists())
     return {
         "name": name,
-        "variant": _SEED.sub("", name).rstrip(string.punctuation + " ") or run.resolve().parent.name,
+        "variant": _SEED.sub("", name).rstrip(string.punctuation + " ")
+        or run.resolve().parent.name,
         "folder": str(run),
         "columns": columns,
         "limits": {limit.metric: [number(limit.lowest), number(limit.highest)] for limit in LIMITS},
@@ -121,10 +144,14 @@ def _json_rows(path: Path, problems: list[str]) -> Rows:
     try:
         for line in whole_lines(path):
             row = json.loads(line)
-            found = {key: float(value) for key, value in row.items() if isinstance(value, int | float)}
+            found = {
+                key: float(value) for key, value in row.items() if isinstance(value, int | float)
+            }
             rows.setdefault(int(row["update"]), {}).update(found)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        problems.append(f"{path.name} is damaged after {len(rows)} updates ({error}); what follows is left out.")
+        problems.append(
+            f"{path.name} is damaged after {len(rows)} updates ({error}); what follows is left out."
+        )
     for row in rows.values():
         row.pop("update", None)
     return rows
@@ -135,7 +162,9 @@ def _tensorboard_rows(files: Iterable[Path], problems: list[str]) -> Rows:
     try:
         found = sorted(event for file in files for event in _events(file))
     except ImportError:
-        problems.append("The metrics are TensorBoard's; to read them, install it: pip install tensorboard.")
+        problems.append(
+            "The metrics are TensorBoard's; to read them, install it: pip install tensorboard."
+        )
         return {}
     rows: Rows = {}
     rollout = 0
@@ -152,9 +181,11 @@ def _tensorboard_rows(files: Iterable[Path], problems: list[str]) -> Rows:
 
 
 def _trained(step: int, rollout: int) -> int:
-    """The rollout of a training step: the last logged one, or in asynchronous training one before it.
+    """The rollout of a training step: the last logged one, or in asynchronous training one before
+    it.
 
-    slime numbers the n steps of rollout r from r * n on, and n differs between rollouts, as in the critic's warm-up.
+    slime numbers the n steps of rollout r from r * n on, and n differs between rollouts, as in the
+    critic's warm-up.
     """
     while rollout and (step < rollout or step // (step // rollout) != rollout):
         rollout -= 1
@@ -171,7 +202,8 @@ def _events(file: Path) -> Iterator[tuple[float, str, int, float]]:
 
 
 def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
-    """One list per metric over the updates; of long runs, at most `_MOST_POINTS` and every evaluation."""
+    """One list per metric over the updates; of long runs, at most `_MOST_POINTS` and every
+    evaluation."""
     updates = sorted(rows)
     step = math.ceil(len(rows) / _MOST_POINTS)
     kept = []
@@ -184,7 +216,10 @@ def _columns(rows: Rows, problems: list[str]) -> dict[str, list[Any]]:
         broken = [update for update in updates if not math.isfinite(rows[update].get(name, 0.0))]
         if broken:
             more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-            problems.append(f"{name} is not a finite number in update {broken[0]}{more}; the curve leaves it out.")
+            problems.append(
+                f"{name} is not a finite number in update {broken[0]}{more}; the curve leaves it "
+                "out."
+            )
         column = [number(rows[update].get(name)) for update in kept]
         if any(column) or not name.startswith(_COUNTS):
             columns[name] = column
@@ -199,11 +234,15 @@ def _alarms(rows: Rows) -> list[Record]:
         watch.watch(update, rows[update])
         for metric in watch.raised:
             updates.setdefault(metric, update)
-    return [{"metric": metric, "update": updates[metric], "sentence": said} for metric, said in watch.raised.items()]
+    return [
+        {"metric": metric, "update": updates[metric], "sentence": said}
+        for metric, said in watch.raised.items()
+    ]
 
 
 def _mapping(path: Path, problems: list[str], holds: str) -> Record:
-    """Read a file with a mapping; if it is damaged, a problem says that what it `holds` is missing."""
+    """Read a file with a mapping; if it is damaged, a problem says that what it `holds` is
+    missing."""
     try:
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     except (OSError, ValueError, RecursionError):
@@ -215,7 +254,9 @@ def _mapping(path: Path, problems: list[str], holds: str) -> Record:
 
 
 def _yaml_keys(run: Path, problems: list[str]) -> Record:
-    yaml = next((run / name for name in ("config.yaml", "run.yaml") if (run / name).is_file()), None)
+    yaml = next(
+        (run / name for name in ("config.yaml", "run.yaml") if (run / name).is_file()), None
+    )
     try:
         return read_yaml_mapping(str(yaml), "the run's YAML") if yaml else {}
     except ConfigError as error:
@@ -224,7 +265,8 @@ def _yaml_keys(run: Path, problems: list[str]) -> Record:
 
 
 def _changed(given: Record, model: type[Settings]) -> dict[str, list[Any]]:
-    """Dotted names of settings whose value differs from the default, with both; None: there is no default."""
+    """Dotted names of settings whose value differs from the default, with both; None: there is no
+    default."""
     if not given:
         return {}
     defaults = {}

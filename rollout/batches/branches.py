@@ -1,4 +1,5 @@
-"""What the states of an episode are worth, from continuations by the same policy (`group_estimator: branches`)."""
+"""What the states of an episode are worth, from continuations by the same policy (`group_estimator:
+branches`)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,9 +18,11 @@ from rollout.workers.pool import ReplayError
 async def with_baselines(
     runtime: Runtime, spec: EpisodeSpec, segment: Segment, played: Replay, params: Mapping[str, Any]
 ) -> Segment:
-    """Return a whole episode whose turns have a baseline: the mean return of `branches` continuations from before them.
+    """Return a whole episode whose turns have a baseline: the mean return of `branches`
+    continuations from before them.
 
-    Each continuation starts the episode again, repeats its first responses, and plays on to the end.
+    Each continuation starts the episode again, repeats its first responses, and plays on to the
+    end.
 
     Raises:
         ConfigError: the environment cannot be replayed.
@@ -39,7 +42,9 @@ async def with_baselines(
         returns = await gather(continued(position, number) for number in range(1, count + 1))
         return replace(turn, baseline=sum(returns) / count)
 
-    turns = await gather(with_baseline(position, turn) for position, turn in enumerate(segment.turns))
+    turns = await gather(
+        with_baseline(position, turn) for position, turn in enumerate(segment.turns)
+    )
     return replace(segment, turns=tuple(turns))
 
 
@@ -48,19 +53,25 @@ def _first(played: Replay, responses: int) -> Replay:
     return Replay(played.answers[:responses], stepped, played.digests[: sum(stepped) + 1])
 
 
-async def _continued(runtime: Runtime, spec: EpisodeSpec, before: Replay, params: Mapping[str, Any]) -> float:
+async def _continued(
+    runtime: Runtime, spec: EpisodeSpec, before: Replay, params: Mapping[str, Any]
+) -> float:
     """Play on from a replayed state, and return the discounted return from there."""
     try:
         episode = await open_episode(runtime, spec, before)
     except ReplayError as error:
-        raise ConfigError(f"group_estimator: branches plays episodes again, and this one cannot be: {error}") from error
+        raise ConfigError(
+            f"group_estimator: branches plays episodes again, and this one cannot be: {error}"
+        ) from error
     continuation = _Continuation(params)
     slot = Slot(lambda _: open_episode(runtime, spec, before), episode=episode)
     try:
         await play(slot, continuation)
     finally:
         await slot.leave()
-    return discounted_return([(turn.reward, turn.moves) for turn in continuation.turns], runtime.settings.gamma_step)
+    return discounted_return(
+        [(turn.reward, turn.moves) for turn in continuation.turns], runtime.settings.gamma_step
+    )
 
 
 class _Continuation:

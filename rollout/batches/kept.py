@@ -1,6 +1,8 @@
-"""Batches that are kept: for the critic's warm-up, which draws from them again, and for value pretraining.
+"""Batches that are kept: for the critic's warm-up, which draws from them again, and for value
+pretraining.
 
-The advantage hook computes returns with the current critic, so the targets of kept turns are never stale.
+The advantage hook computes returns with the current critic, so the targets of kept turns are never
+stale.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ MIN_EPISODES = 10
 async def play_or_draw(
     play: Callable[[], Awaitable[Batch]], kept: list[Segment], rollout_id: int, runtime: Runtime
 ) -> Batch:
-    """Draw the rollout's batch from `kept`, or play and keep it; empties `kept` after the warm-up. Raises as `draw`."""
+    """Draw the rollout's batch from `kept`, or play and keep it; empties `kept` after the warm-up.
+    Raises as `draw`."""
     settings, flags = runtime.settings, runtime.flags
     warmup = settings.critic_warmup
     collects = settings.value_pretraining.batches > 0 or rollout_id < warmup.w_epoch
     if not collects and rollout_id < warmup.w_epoch + warmup.w_iter:
-        segments = draw(kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id)
+        segments = draw(
+            kept, warmup.fraction, flags.global_batch_size, flags.rollout_seed + rollout_id
+        )
         states = [] if runtime.stream is None else runtime.stream.skip(rollout_id)
         return Batch(segments, {"warmup/drawn_turns": float(count_turns(segments))}, states)
     batch = await play()
@@ -39,15 +44,17 @@ async def play_or_draw(
 
 
 def draw(kept: Sequence[Segment], fraction: float, step_turns: int, seed: int) -> list[Segment]:
-    """Draw random kept segments that hold `fraction` of the kept turns, in whole steps of `step_turns` turns.
+    """Draw random kept segments that hold `fraction` of the kept turns, in whole steps of
+    `step_turns` turns.
 
-    The last one is shortened to fill the last step exactly. Raises ConfigError if less than one step was kept.
+    The last one is shortened to fill the last step exactly. Raises ConfigError if less than one
+    step was kept.
     """
     total = count_turns(kept)
     if total < step_turns:
         raise ConfigError(
-            f"the warm-up has {total} kept turns, fewer than --global-batch-size {step_turns}; resume with the "
-            "rollout checkpoint of the same step, or start the warm-up again"
+            f"the warm-up has {total} kept turns, fewer than --global-batch-size {step_turns}; "
+            "resume with the rollout checkpoint of the same step, or start the warm-up again"
         )
     wanted = max(step_turns, round(fraction * total))
     wanted -= wanted % step_turns
@@ -68,7 +75,9 @@ def shorten(segment: Segment, turns: int) -> Segment:
     """The segment's first `turns` turns; the next turn's prompt becomes the bootstrap."""
     if len(segment.turns) <= turns:
         return segment
-    return Segment(segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, StopReason.CUT)
+    return Segment(
+        segment.task_name, segment.turns[:turns], segment.turns[turns].prompt, StopReason.CUT
+    )
 
 
 def join_episodes(collected: Sequence[Segment]) -> list[Segment]:
@@ -95,8 +104,9 @@ def choose_held_out(segments: Sequence[Segment], share: float, seed: int) -> set
     turns = sum(lengths.values())
     if len(lengths) < MIN_EPISODES:
         raise ConfigError(
-            f"value pretraining collected {turns} turns of {len(lengths)} episodes, too few to hold some out: it needs "
-            f"at least {MIN_EPISODES} episodes, so raise value_pretraining.batches or n_env"
+            f"value pretraining collected {turns} turns of {len(lengths)} episodes, too few to "
+            f"hold some out: it needs at least {MIN_EPISODES} episodes, so raise "
+            "value_pretraining.batches or n_env"
         )
     order = list(lengths)
     random.Random(f"held out/{seed}").shuffle(order)

@@ -44,43 +44,56 @@ class LoadMeter:
 
 def _together(processes: Sequence[Usage]) -> Usage:
     """The usage of all processes; the busiest one tells when any of them is busy."""
-    busy_s, request_s = max(one.busy_s for one in processes), sum(one.request_s for one in processes)
+    busy_s, request_s = (
+        max(one.busy_s for one in processes),
+        sum(one.request_s for one in processes),
+    )
     return Usage(processes[0].seconds, busy_s, request_s)
 
 
 def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) -> None:
     """Log, once per kind, what the slots wait for most and the setting that relieves it.
 
-    `stood_s`: seconds for which slots of a continuous batch waited for new weights, summed over the slots.
+    `stood_s`: seconds for which slots of a continuous batch waited for new weights, summed over the
+    slots.
     """
     seconds, slots = load.engine.seconds, runtime.settings.n_env
     if seconds < MIN_SECONDS:
         return
     cpu = [one.cpu_s / seconds for one in load.processes]
-    # Episodes that start in the background while their slot plays another one count as waiting for an environment.
+    # Episodes that start in the background while their slot plays another one count as waiting for
+    # an environment.
     idle = slots - (load.engine.request_s + stood_s) / seconds
     busiest, waiting = cpu.index(max(cpu)), min(load.env.request_s / seconds, idle)
     found = {}
     if max(cpu) > BUSY and (busiest or len(cpu) == 1):
-        found["process"] = f"a rollout process computes {max(cpu):.0%} of the time: raise rollout_processes"
+        found["process"] = (
+            f"a rollout process computes {max(cpu):.0%} of the time: raise rollout_processes"
+        )
     elif max(cpu) > BUSY:
         found["manager"] = (
-            f"the process that keeps the batch computes {max(cpu):.0%} of the time, which more rollout_processes do "
-            "not relieve: shorten the prompts, or split the engines between two runs"
+            f"the process that keeps the batch computes {max(cpu):.0%} of the time, which more "
+            "rollout_processes do not relieve: shorten the prompts, or split the engines between "
+            "two runs"
         )
     if waiting > slots / 2:
-        found["env"] = f"{waiting:.0f} of {slots} slots wait for their environment on average: raise env_workers"
+        found["env"] = (
+            f"{waiting:.0f} of {slots} slots wait for their environment on average: raise "
+            "env_workers"
+        )
     if stood_s / seconds > slots / 2:
         found["trainer"] = (
-            f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because max_staleness is "
-            f"{runtime.settings.max_staleness}: raise it, or give the trainer more GPUs and the rollout fewer"
+            f"{stood_s / seconds:.0f} of {slots} slots wait for new weights on average, because "
+            f"max_staleness is {runtime.settings.max_staleness}: raise it, or give the trainer "
+            "more GPUs and the rollout fewer"
         )
     running = sum(one.running for one in load.engines.values())
     queued = sum(one.waiting for one in load.engines.values())
     if queued > max(QUEUED * running, 1.0):
         found["engine"] = (
-            f"the engines run {running:.0f} requests at once on average, and {queued:.0f} wait in their queues: add "
-            "engines, raise --sglang-max-running-requests if their memory allows, or lower n_env"
+            f"the engines run {running:.0f} requests at once on average, and {queued:.0f} wait in "
+            "their queues: add engines, raise --sglang-max-running-requests if their memory "
+            "allows, or lower n_env"
         )
     for kind in found.keys() - runtime.warned:
         runtime.warned.add(kind)
@@ -89,7 +102,8 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
 
 @asynccontextmanager
 async def full_gc_deferred() -> AsyncIterator[None]:
-    """Defer Python's full garbage collections, each of some hundred milliseconds, and run one on exit."""
+    """Defer Python's full garbage collections, each of some hundred milliseconds, and run one on
+    exit."""
     young, middle, old = gc.get_threshold()
     gc.set_threshold(young, middle, 1 << 30)
     try:

@@ -1,4 +1,5 @@
-"""Metrics of one batch, computed from its turns; every value is a float, as slime's trackers want it."""
+"""Metrics of one batch, computed from its turns; every value is a float, as slime's trackers want
+it."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from rollout.workers.utilization import ProcessUsage, Usage
 
 @dataclass(frozen=True)
 class BatchLoad:
-    """How busy engine and environment workers were during a batch, and the CPU time of the event loops."""
+    """How busy engine and environment workers were during a batch, and the CPU time of the event
+    loops."""
 
     engine: Usage
     env: Usage
@@ -29,14 +31,19 @@ class BatchLoad:
 
 
 def batch_metrics(
-    segments: Sequence[Segment], faults: Counter[str], load: BatchLoad, stale: Sequence[int], tasks: int = 1
+    segments: Sequence[Segment],
+    faults: Counter[str],
+    load: BatchLoad,
+    stale: Sequence[int],
+    tasks: int = 1,
 ) -> dict[str, float]:
     """Return the turn-level metrics of a batch. Times are in seconds per turn.
 
     Args:
         faults: failures and retries of this batch by name.
         stale: for each turn, the actor updates between playing and training it; -1 if unknown.
-        tasks: of the run; with several, the names of episode metrics have the task, even if one alone is in the batch.
+        tasks: of the run; with several, the names of episode metrics have the task, even if one
+            alone is in the batch.
     """
     turns = [turn for segment in segments for turn in segment.turns]
     played = [turn for turn in turns if turn.stepped]
@@ -72,10 +79,15 @@ def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
         "rollout/engine_concurrency": engine.request_s / seconds if seconds else 0.0,
         "rollout/env_busy_share": env.busy_s / seconds if seconds else 0.0,
         "rollout/env_queue_depth": env.request_s / seconds if seconds else 0.0,
-        "rollout/host_busy_share": max((one.cpu_s for one in load.processes), default=0.0) / (seconds or 1.0),
+        "rollout/host_busy_share": max((one.cpu_s for one in load.processes), default=0.0)
+        / (seconds or 1.0),
         "turn/host_s": load.host_s / turns if turns else 0.0,
         **_process_metrics(load.processes[1:], seconds or 1.0),
-        **{f"rollout/engine/{k}/{name}": x for k, one in load.engines.items() for name, x in one._asdict().items()},
+        **{
+            f"rollout/engine/{k}/{name}": x
+            for k, one in load.engines.items()
+            for name, x in one._asdict().items()
+        },
     }
 
 
@@ -92,15 +104,26 @@ def _process_metrics(players: Sequence[ProcessUsage], seconds: float) -> dict[st
     return metrics
 
 
-def _turn_metrics(turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequence[int]) -> dict[str, float]:
-    """Metrics of the environment's `turns`; all `trained` turns have a staleness and weight versions."""
+def _turn_metrics(
+    turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequence[int]
+) -> dict[str, float]:
+    """Metrics of the environment's `turns`; all `trained` turns have a staleness and weight
+    versions."""
     lengths = [len(turn.generation.token_ids) for turn in turns]
-    stale = [updates for turn, updates in zip(trained, stale, strict=False) if turn.generation.trained and updates >= 0]
+    stale = [
+        updates
+        for turn, updates in zip(trained, stale, strict=False)
+        if turn.generation.trained and updates >= 0
+    ]
     return {
         "turn/reward": mean(turn.reward for turn in turns),
         "turn/valid_action_ratio": mean(turn.valid for turn in turns),
-        "turn/length_stop_ratio": mean(turn.generation.finish_reason is FinishReason.LENGTH for turn in turns),
-        "turn/mixed_weights_ratio": mean(len(set(turn.generation.weight_versions)) > 1 for turn in turns),
+        "turn/length_stop_ratio": mean(
+            turn.generation.finish_reason is FinishReason.LENGTH for turn in turns
+        ),
+        "turn/mixed_weights_ratio": mean(
+            len(set(turn.generation.weight_versions)) > 1 for turn in turns
+        ),
         "turn/prompt_tokens": mean(len(turn.prompt.token_ids) for turn in turns),
         "turn/response_tokens": mean(lengths),
         "turn/response_tokens_max": float(max(lengths, default=0)),
@@ -111,14 +134,20 @@ def _turn_metrics(turns: Sequence[Turn], trained: Sequence[Turn], stale: Sequenc
         "turn/staleness": mean(stale),
         "turn/staleness_max": float(max(stale, default=0)),
         "turn/off_policy_ratio": mean(updates > 0 for updates in stale),
-        "turn/weight_versions": float(len({v for turn in trained for v in turn.generation.weight_versions})),
+        "turn/weight_versions": float(
+            len({v for turn in trained for v in turn.generation.weight_versions})
+        ),
     }
 
 
 def count_notes(turns: Iterable[Turn]) -> dict[str, int]:
     """Number of turns per `NotesEvent`; empty if the memory does not ask for notes."""
     asked = [turn for turn in turns if turn.notes is not None]
-    return {str(event): sum(event in turn.notes_events for turn in asked) for event in NotesEvent} if asked else {}
+    return (
+        {str(event): sum(event in turn.notes_events for turn in asked) for event in NotesEvent}
+        if asked
+        else {}
+    )
 
 
 def _notes_metrics(counts: Mapping[str, int], valid: int) -> dict[str, float]:
@@ -126,7 +155,8 @@ def _notes_metrics(counts: Mapping[str, int], valid: int) -> dict[str, float]:
 
 
 def _summary_metrics(summaries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Means over the turns in which the model wrote its notes; facts and copies only over those that have any."""
+    """Means over the turns in which the model wrote its notes; facts and copies only over those
+    that have any."""
     if not summaries:
         return {}
     names = sorted({name for summary in summaries for name in summary})
@@ -154,7 +184,8 @@ def _episode_metrics(segments: Sequence[Segment]) -> dict[str, float]:
 
 
 def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Turn counts, stop reasons and outcomes of whole episodes, from `episode_facts`; empty without episodes."""
+    """Turn counts, stop reasons and outcomes of whole episodes, from `episode_facts`; empty without
+    episodes."""
     if not episodes:
         return {}
     played = [facts for facts in episodes if facts["stop"] != StopReason.FAILED]
@@ -192,7 +223,8 @@ def _ends(lengths: Sequence[int], stops: Counter[StopReason]) -> dict[str, float
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` of all values do not exceed; 0 if there are no values."""
+    """The smallest value that at least `share` of all values do not exceed; 0 if there are no
+    values."""
     ordered = sorted(values)
     return float(ordered[max(0, math.ceil(share * len(ordered)) - 1)]) if ordered else 0.0
 

@@ -1,4 +1,5 @@
-"""Saves slots to a checkpoint and restores them: a live episode is its seed and responses, which are played again."""
+"""Saves slots to a checkpoint and restores them: a live episode is its seed and responses, which
+are played again."""
 
 import logging
 from collections import Counter
@@ -15,13 +16,16 @@ logger = logging.getLogger(__name__)
 
 
 async def restore_slots(
-    runtime: Runtime, slots: Sequence[Slot], spec_of: Callable[[int], EpisodeSpec], saved: Sequence[Mapping[str, Any]]
+    runtime: Runtime,
+    slots: Sequence[Slot],
+    spec_of: Callable[[int], EpisodeSpec],
+    saved: Sequence[Mapping[str, Any]],
 ) -> None:
     """Put the saved live episodes into new slots, replayed up to where they were saved.
 
-    If the checkpoint has another number of slots, as many live episodes as fit continue, and later ones get new ids. A
-    live episode is given up and counted if no slot is left for it, if the configuration now plays something else under
-    its id, or if its replay differs.
+    If the checkpoint has another number of slots, as many live episodes as fit continue, and later
+    ones get new ids. A live episode is given up and counted if no slot is left for it, if the
+    configuration now plays something else under its id, or if its replay differs.
     """
     episodes = [item["episode"] for item in saved]
     if len(saved) == len(slots):
@@ -64,7 +68,9 @@ def _change(saved: Mapping[str, Any], spec: EpisodeSpec) -> str:
     return ""
 
 
-async def _restore(slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime) -> None:
+async def _restore(
+    slot: Slot, item: Mapping[str, Any], spec: EpisodeSpec, runtime: Runtime
+) -> None:
     try:
         saved = Replay(item["answers"], item["stepped"], item["digests"])
         slot.episode = await open_episode(runtime, spec, saved)
@@ -77,8 +83,11 @@ def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
     return [saved_slot(slot.next_episode, slot.episode) for slot in slots]
 
 
-def saved_slot(next_episode: int, episode: LiveEpisode | None, turns: int | None = None) -> Mapping[str, Any]:
-    """The next episode's id, and the live episode as its seed and its first `turns` responses (None: all)."""
+def saved_slot(
+    next_episode: int, episode: LiveEpisode | None, turns: int | None = None
+) -> Mapping[str, Any]:
+    """The next episode's id, and the live episode as its seed and its first `turns` responses
+    (None: all)."""
     if episode is None:
         return {"next_episode": next_episode, "episode": None}
     count = len(episode.answers) if turns is None else turns

@@ -1,9 +1,11 @@
-"""Slots that never stop playing; their finished turns become batches, those of the oldest weights first.
+"""Slots that never stop playing; their finished turns become batches, those of the oldest weights
+first.
 
-Invariants: every issued turn is playing, pending, or handed out exactly once, and a slot's turns are handed
-out in order. A turn is due in the last rollout in which `max_staleness` still allows the weights that play it. It is
-issued only if the batches up to that one have a place for it. If the turns still playing could not all be trained on in
-time, a batch waits for them (`stale_turns: wait`), or they lose their loss (`mask`).
+Invariants: every issued turn is playing, pending, or handed out exactly once, and a slot's turns
+are handed out in order. A turn is due in the last rollout in which `max_staleness` still allows the
+weights that play it. It is issued only if the batches up to that one have a place for it. If the
+turns still playing could not all be trained on in time, a batch waits for them (`stale_turns:
+wait`), or they lose their loss (`mask`).
 """
 
 import asyncio
@@ -51,7 +53,9 @@ _due = attrgetter("due")
 class Stream:
     """Plays all slots in the background and cuts batches of `size` turns."""
 
-    def __init__(self, runtime: Runtime, slots: Sequence[Slot], size: int, clock: WeightClock) -> None:
+    def __init__(
+        self, runtime: Runtime, slots: Sequence[Slot], size: int, clock: WeightClock
+    ) -> None:
         """Open the stream, which plays from the first `next_batch`."""
         self.ledger: Counter[str] = Counter()
         """Turns so far: `issued`, `finished`, `handed_out`."""
@@ -64,8 +68,11 @@ class Stream:
         """By slot number: the turn that finished last."""
         self._playing: dict[int, int] = {}
         """By slot number: the last rollout that may train on the turn in flight."""
-        self._recorded = {slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None}
-        """By slot number: finished turns of its episode; the episode may already have taken the next response."""
+        self._recorded = {
+            slot.number: len(slot.episode.answers) for slot in slots if slot.episode is not None
+        }
+        """By slot number: finished turns of its episode; the episode may already have taken the
+        next response."""
         self._failed = 0
         """Episodes lost since the last batch was full."""
         self._standing, self._stood_s = Utilization(), 0.0
@@ -87,7 +94,8 @@ class Stream:
         return len(self._finished)
 
     async def next_batch(self, rollout_id: int) -> Batch:
-        """Return the batch of this rollout, once it is full and leaves no turn behind that would become too old.
+        """Return the batch of this rollout, once it is full and leaves no turn behind that would
+        become too old.
 
         Raises:
             ConfigError: the engine does not number its weights.
@@ -116,7 +124,8 @@ class Stream:
         return cut
 
     def skip(self, rollout_id: int) -> list[Mapping[str, Any]]:
-        """Note a rollout whose batch is not taken from the stream, and return the slots' state for its checkpoint."""
+        """Note a rollout whose batch is not taken from the stream, and return the slots' state for
+        its checkpoint."""
         self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
         self._rollout_id = rollout_id + 1
         self._set_limit()
@@ -139,25 +148,39 @@ class Stream:
 
     async def close(self) -> None:
         """Stop playing."""
-        self._stopped = True  # a task that finishes a step in this moment may swallow its cancellation
+        self._stopped = (
+            True  # a task that finishes a step in this moment may swallow its cancellation
+        )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _last_rollout(self, pushes: int) -> int:
-        """Return the last rollout that may train on turns of the weights that so many pushes bring."""
+        """Return the last rollout that may train on turns of the weights that so many pushes
+        bring."""
         clock, allowed = self._clock, self._runtime.settings.max_staleness
-        updates = clock.updates_before(self._rollout_id) if clock.first is None else clock.updates_after(pushes)
+        updates = (
+            clock.updates_before(self._rollout_id)
+            if clock.first is None
+            else clock.updates_after(pushes)
+        )
         return clock.frozen + updates + allowed
 
     def _set_limit(self) -> None:
         """Let turns be issued for the batches that today's weights may still play."""
-        batches = min(self._last_rollout(self._pushes) - self._rollout_id, self._runtime.settings.max_staleness) + 1
+        batches = (
+            min(
+                self._last_rollout(self._pushes) - self._rollout_id,
+                self._runtime.settings.max_staleness,
+            )
+            + 1
+        )
         self._limit = self.ledger["handed_out"] + max(batches, 0) * self._size
         self._gate.send()
 
     def _must_wait(self) -> bool:
-        """Whether the turns in flight and those left over do not all fit into the batches before they are too old."""
+        """Whether the turns in flight and those left over do not all fit into the batches before
+        they are too old."""
         for due in set(self._playing.values()):
             left = max(0, bisect_right(self._finished, due, key=_due) - self._size)
             left += sum(other <= due for other in self._playing.values())
@@ -166,7 +189,8 @@ class Stream:
         return False
 
     async def _play(self, slot: Slot) -> None:
-        """Play the slot for as long as the stream runs; `next_batch` raises the first error of any slot."""
+        """Play the slot for as long as the stream runs; `next_batch` raises the first error of any
+        slot."""
         try:
             await play(slot, self)
         except Exception as error:
@@ -178,7 +202,9 @@ class Stream:
         """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
         if not self._stopped:
             while not self._has_place():
-                await self._gate.until(lambda: not self._paused)  # a wait for the engine's GPUs is not one for weights
+                await self._gate.until(
+                    lambda: not self._paused
+                )  # a wait for the engine's GPUs is not one for weights
                 with self._standing.request():
                     await self._gate.until(lambda: self._paused or self._has_place())
             self.ledger["issued"] += 1
@@ -205,7 +231,8 @@ class Stream:
         self._runtime.count_failure(fault, self._failed)
 
     async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
-        """Return a response as `_one_version`; raises SlowTurnFault if new weights interrupt it too often."""
+        """Return a response as `_one_version`; raises SlowTurnFault if new weights interrupt it too
+        often."""
         pushes = self._pushes
         try:
             return await self._one_version(slot, episode)
@@ -216,9 +243,11 @@ class Stream:
             raise SlowTurnFault(f"{error}; new weights come faster than its response") from error
 
     async def _one_version(self, slot: Slot, episode: LiveEpisode) -> Generation:
-        """Return a response by weights of a single version; one that spans an update is requested again.
+        """Return a response by weights of a single version; one that spans an update is requested
+        again.
 
-        With `on_update: continue`, such a response is taken; the turn is as old as its oldest token.
+        With `on_update: continue`, such a response is taken; the turn is as old as its oldest
+        token.
         """
         runtime = self._runtime
         tries = runtime.settings.max_turn_retries + 1
@@ -234,8 +263,8 @@ class Stream:
                 runtime.counters["engine_other_weights"] += 1
                 await asyncio.sleep(ABORT_PAUSE_S)
         raise TurnAbortedError(
-            f"turn {episode.index} of episode {episode.spec.episode_id} spanned a weight update {tries} times "
-            "(max_turn_retries bounds this)"
+            f"turn {episode.index} of episode {episode.spec.episode_id} spanned a weight update "
+            f"{tries} times (max_turn_retries bounds this)"
         )
 
     def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
@@ -246,7 +275,9 @@ class Stream:
         if latest is not None and latest.due > due:  # the turns of a slot stay in order
             due = latest.due
         segment = episode.segment([turn], episode.stop or StopReason.CUT)
-        self._latest[slot.number] = finished = _Finished(slot.number, episode, segment, version, due, slot.next_episode)
+        self._latest[slot.number] = finished = _Finished(
+            slot.number, episode, segment, version, due, slot.next_episode
+        )
         insort(self._finished, finished, key=_due)
         self.ledger["finished"] += 1
         if self.ledger["finished"] % self._size == 0:
@@ -259,25 +290,27 @@ class Stream:
         self.on_turn()
 
     async def _ask_version(self) -> None:
-        """Learn the engine's weight version from a request of one token; turns in flight may still show older ones."""
+        """Learn the engine's weight version from a request of one token; turns in flight may still
+        show older ones."""
         params = {**self._runtime.flags.sampling_params(), "max_new_tokens": 1}
         generation = await self._runtime.engine.generate(self._probe, params)
         self._follow_weights(generation, asked_since=True)
 
     def _follow_weights(self, generation: Generation, *, asked_since: bool) -> int:
-        """Learn from a response's versions, and return the last rollout that may train on its oldest token."""
+        """Learn from a response's versions, and return the last rollout that may train on its
+        oldest token."""
         versions = numbered_versions(generation)
         if not versions:
             raise ConfigError(
-                "the engine does not say which weights answered (its meta_info has no numeric weight_version), so "
-                "staleness cannot be bounded; use an engine that does, or --rollout-function-path "
-                "rollout.fixed_turn.generate_rollout"
+                "the engine does not say which weights answered (its meta_info has no numeric "
+                "weight_version), so staleness cannot be bounded; use an engine that does, or "
+                "--rollout-function-path rollout.fixed_turn.generate_rollout"
             )
         if self._runtime.settings.on_update == "continue" and not generation.version_ends:
             raise ConfigError(
-                "on_update: continue needs an engine that says which weights wrote each token, and this one does not "
-                "(its meta_info has no spans in weight_versions; SGLang 0.5.21 has them); use a newer SGLang, or "
-                "on_update: abort"
+                "on_update: continue needs an engine that says which weights wrote each token, "
+                "and this one does not (its meta_info has no spans in weight_versions; SGLang "
+                "0.5.21 has them); use a newer SGLang, or on_update: abort"
             )
         for version in (min(versions), max(versions)):
             self._clock.learn(self._rollout_id, version, asked_since=asked_since)
@@ -303,7 +336,10 @@ class Stream:
                 masked += 1
             parts.setdefault((finished.slot, finished.turn.episode_id), []).append(finished)
         ordered = sorted(parts.items(), key=lambda item: item[0][0])
-        segments = [replace(part[-1].segment, turns=tuple(done.turn for done in part)) for _, part in ordered]
+        segments = [
+            replace(part[-1].segment, turns=tuple(done.turn for done in part))
+            for _, part in ordered
+        ]
         return Batch(segments, slots=self._states(), waited_s=waited_s, masked=masked)
 
     def _states(self) -> list[Mapping[str, Any]]:

@@ -1,4 +1,5 @@
-"""slime's flags that the rollout reads, as a frozen record, and what becomes of all others (`slime_flags.yaml`)."""
+"""slime's flags that the rollout reads, as a frozen record, and what becomes of all others
+(`slime_flags.yaml`)."""
 
 from __future__ import annotations
 
@@ -93,37 +94,47 @@ class RolloutFlags:
     @property
     def max_begun_samples(self) -> int:
         """The largest number of samples that slime's outer loop can have begun and not finished."""
-        groups = self.rollout_batch_size + (self.over_sampling_batch_size or self.rollout_batch_size)
-        return max(groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * self.engines)
+        groups = self.rollout_batch_size + (
+            self.over_sampling_batch_size or self.rollout_batch_size
+        )
+        return max(
+            groups * self.n_samples_per_prompt, (self.sglang_server_concurrency or 0) * self.engines
+        )
 
     @property
     def engines(self) -> int:
         """Number of engines, 1 if slime does not say."""
-        found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (self.rollout_num_gpus_per_engine or 1)
+        found = self.rollout_num_engines or (self.rollout_num_gpus or 1) // (
+            self.rollout_num_gpus_per_engine or 1
+        )
         return max(found, 1)
 
     def saves_after(self, rollout_id: int) -> bool:
-        """Whether slime writes a checkpoint after this rollout: every `--save-interval` rollouts and after the last."""
+        """Whether slime writes a checkpoint after this rollout: every `--save-interval` rollouts
+        and after the last."""
         if self.save is None or self.save_interval is None:
             return False
         return (rollout_id + 1) % self.save_interval == 0 or rollout_id + 1 == self.num_rollout
 
     def fits(self, prompt_tokens: int, most: int | None = None) -> bool:
-        """Whether a prompt of this length leaves room in the context for a response of full length, or of `most`."""
+        """Whether a prompt of this length leaves room in the context for a response of full length,
+        or of `most`."""
         if self.rollout_max_prompt_len is not None and prompt_tokens > self.rollout_max_prompt_len:
             return False
         context = self.rollout_max_context_len
         return context is None or prompt_tokens + (most or self.rollout_max_response_len) <= context
 
     def left(self, prompt_tokens: int) -> int | None:
-        """How many tokens of the context are left beside a prompt of this length; None without a limit."""
+        """How many tokens of the context are left beside a prompt of this length; None without a
+        limit."""
         context = self.rollout_max_context_len
         return None if context is None else context - prompt_tokens
 
     def check_first_prompt(
         self, task: str, tokens: int, config: RolloutSettings | None, most: int | None = None
     ) -> None:
-        """Raise ConfigError if a task's first prompt does not fit into the context, or notes would always be due.
+        """Raise ConfigError if a task's first prompt does not fit into the context, or notes would
+        always be due.
 
         `config` is None where the memory does not apply.
         """
@@ -139,16 +150,19 @@ class RolloutFlags:
         memory, left = config.memory, self.left(tokens)
         if config.history == "window" and tokens > memory.budget:
             raise ConfigError(
-                f"{first}, above memory.budget: {memory.budget}, so notes would be asked for after every turn; raise it"
+                f"{first}, above memory.budget: {memory.budget}, so notes would be asked for after "
+                "every turn; raise it"
             )
         if config.history == "full" and left is not None and left < memory.free:
             raise ConfigError(
-                f"{first}, which leaves {left} of --rollout-max-context-len {self.rollout_max_context_len}, fewer than "
-                f"memory.free: {memory.free}, so notes would be asked for at once; lower memory.free or raise the flag"
+                f"{first}, which leaves {left} of --rollout-max-context-len "
+                f"{self.rollout_max_context_len}, fewer than memory.free: {memory.free}, so notes "
+                "would be asked for at once; lower memory.free or raise the flag"
             )
 
     def sampling_params(self, *, evaluation: bool = False) -> dict[str, Any]:
-        """SGLang's sampling parameters, as in slime's own rollout; `eval_*` flags take precedence in an evaluation."""
+        """SGLang's sampling parameters, as in slime's own rollout; `eval_*` flags take precedence
+        in an evaluation."""
 
         def flag(name: str) -> Any:
             given = getattr(self, f"eval_{name}") if evaluation else None
@@ -171,12 +185,17 @@ class RolloutFlags:
 
 
 def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> None:
-    """Check how responses are sampled and whether they fit; raises ConfigError, which names the flag to change."""
+    """Check how responses are sampled and whether they fit; raises ConfigError, which names the
+    flag to change."""
     if getattr(args, "rollout_max_response_len", 0) is None:
-        raise ConfigError("--rollout-max-response-len is missing: give the most tokens that a response may have")
+        raise ConfigError(
+            "--rollout-max-response-len is missing: give the most tokens that a response may have"
+        )
     if flags.rollout_temperature <= 0:
         given = f"{flags.rollout_temperature:g}"
-        raise ConfigError(f"--rollout-temperature {given} must be above 0, because training divides by it")
+        raise ConfigError(
+            f"--rollout-temperature {given} must be above 0, because training divides by it"
+        )
     _check_context(args, flags)
     _check_notes(flags, config)
 
@@ -192,8 +211,8 @@ def _check_context(args: Any, flags: RolloutFlags) -> None:
         )
     if served is not None and context > served:
         raise ConfigError(
-            f"--rollout-max-context-len {context} is longer than the engine serves (--sglang-context-length {served}); "
-            "lower the first or raise the second"
+            f"--rollout-max-context-len {context} is longer than the engine serves "
+            f"(--sglang-context-length {served}); lower the first or raise the second"
         )
     path = Path(flags.hf_checkpoint or "") / "config.json"
     if served is not None or not path.is_file():
@@ -202,23 +221,29 @@ def _check_context(args: Any, flags: RolloutFlags) -> None:
     longest = (model.get("text_config") or model).get("max_position_embeddings")
     if isinstance(longest, int) and context > longest:
         raise ConfigError(
-            f"--rollout-max-context-len {context} is longer than the model's max_position_embeddings {longest}, which "
-            "is all that the engine serves; lower it, or extend the model's rope and give --sglang-context-length"
+            f"--rollout-max-context-len {context} is longer than the model's "
+            f"max_position_embeddings {longest}, which is all that the engine serves; lower it, or "
+            "extend the model's rope and give --sglang-context-length"
         )
 
 
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
-    """A response must have room for notes of full length and an action, a prompt for the notes and an observation."""
+    """A response must have room for notes of full length and an action, a prompt for the notes and
+    an observation."""
     memory, response = config.memory, flags.rollout_max_response_len
-    if memory.kind == "notes" and config.history == "full" and flags.rollout_max_context_len is None:
+    if (
+        memory.kind == "notes"
+        and config.history == "full"
+        and flags.rollout_max_context_len is None
+    ):
         raise ConfigError(
-            "memory.kind: notes with history: full writes notes when the context is nearly full: give "
-            "--rollout-max-context-len"
+            "memory.kind: notes with history: full writes notes when the context is nearly full: "
+            "give --rollout-max-context-len"
         )
     if memory.kind == "notes" and memory.max_tokens > response:
         raise ConfigError(
-            f"memory.max_tokens: {memory.max_tokens} is longer than any response may be (--rollout-max-response-len "
-            f"{response}): lower it or raise the flag"
+            f"memory.max_tokens: {memory.max_tokens} is longer than any response may be "
+            f"(--rollout-max-response-len {response}): lower it or raise the flag"
         )
     if memory.kind != "inline_notes":
         return
@@ -227,14 +252,14 @@ def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     advice = f"lower memory.notes_chars: {chars} (about {tokens} tokens)"
     if tokens >= response:
         raise ConfigError(
-            f"a response of --rollout-max-response-len {response} tokens has no room for an action after notes of full "
-            f"length: {advice} or raise the flag"
+            f"a response of --rollout-max-response-len {response} tokens has no room for an action "
+            f"after notes of full length: {advice} or raise the flag"
         )
     if not flags.fits(tokens + 1):
         raise ConfigError(
-            f"a prompt has no room for an observation beside notes of full length: {advice} or raise "
-            f"--rollout-max-context-len {flags.rollout_max_context_len}, of which a response takes {response}, and "
-            f"--rollout-max-prompt-len {flags.rollout_max_prompt_len}"
+            f"a prompt has no room for an observation beside notes of full length: {advice} or "
+            f"raise --rollout-max-context-len {flags.rollout_max_context_len}, of which a response "
+            f"takes {response}, and --rollout-max-prompt-len {flags.rollout_max_prompt_len}"
         )
 
 

@@ -82,14 +82,19 @@ if TYPE_CHECKING or not HAS_SLIME:  # a type checker always sees these types
             self.tokens = [*self.tokens, *tokens]
             self.response_length += len(tokens)
             self.loss_mask = [*(self.loss_mask or ()), *[int(trainable)] * len(tokens)]
-            self.rollout_log_probs = [*(self.rollout_log_probs or ()), *(log_probs or [0.0] * len(tokens))]
+            self.rollout_log_probs = [
+                *(self.rollout_log_probs or ()),
+                *(log_probs or [0.0] * len(tokens)),
+            ]
             self.response += text
             if meta_info is not None:
                 self._record(meta_info)
 
         def _record(self, meta_info: Mapping[str, Any]) -> None:
             version = meta_info.get("weight_version")
-            versions: list[Any] = meta_info.get("weight_versions") or ([] if version is None else [version])
+            versions: list[Any] = meta_info.get("weight_versions") or (
+                [] if version is None else [version]
+            )
             for found in versions:
                 number = cast(Any, found)["version"] if isinstance(found, dict) else found
                 self.weight_versions.append(str(number))
@@ -107,7 +112,8 @@ if TYPE_CHECKING or not HAS_SLIME:  # a type checker always sees these types
 
     @dataclass
     class RolloutFnEvalOutput:
-        """What an evaluation returns: per data set name, `rewards`, `truncated`, `samples`; and metrics."""
+        """What an evaluation returns: per data set name, `rewards`, `truncated`, `samples`; and
+        metrics."""
 
         data: dict[str, dict[str, Any]]
         metrics: dict[str, Any] | None = None
@@ -116,7 +122,8 @@ if TYPE_CHECKING or not HAS_SLIME:  # a type checker always sees these types
     _loop_lock = threading.Lock()
 
     def run(coro: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on a background event loop, which keeps running; Ctrl-C cancels it and waits for its end."""
+        """Run a coroutine on a background event loop, which keeps running; Ctrl-C cancels it and
+        waits for its end."""
         global _loop
         with _loop_lock:
             if _loop is None:
@@ -144,11 +151,14 @@ else:
     from slime.utils.types import Sample as Sample
 
     if not hasattr(Sample, "append_response_tokens"):
-        raise MissingDependencyError("slime is too old: Sample has no append_response_tokens; take v0.3.1 or main")
+        raise MissingDependencyError(
+            "slime is too old: Sample has no append_response_tokens; take v0.3.1 or main"
+        )
 
 
 def outer_loop_is_full() -> bool | None:
-    """Tell whether slime's own loop has enough samples and aborts the rest; None if slime's own loop does not run."""
+    """Tell whether slime's own loop has enough samples and aborts the rest; None if slime's own
+    loop does not run."""
     loop = sys.modules.get("slime.rollout.sglang_rollout")
     state = getattr(loop, "GenerateState", None)
     # From the singleton's registry, because a new instance would load a tokenizer.

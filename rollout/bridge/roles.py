@@ -1,4 +1,5 @@
-"""The flags of actor and critic after `--megatron-config-path`: layout of GPUs, first weights, and checkpoints."""
+"""The flags of actor and critic after `--megatron-config-path`: layout of GPUs, first weights, and
+checkpoints."""
 
 import json
 import logging
@@ -22,7 +23,8 @@ OWN_FOLDER = "--megatron-config-path FILE with megatron: [{name: default, role: 
 
 
 def role_args(args: Any, role: str) -> Namespace:
-    """The flags of one role; with a configuration file, slime drops the critic's `--custom-advantage-function-path`."""
+    """The flags of one role; with a configuration file, slime drops the critic's
+    `--custom-advantage-function-path`."""
     given = Namespace(**{**vars(args), **overrides_of(args, role)})
     if role == "critic" and getattr(args, "megatron_config_path", None):
         given.custom_advantage_function_path = None
@@ -31,17 +33,21 @@ def role_args(args: Any, role: str) -> Namespace:
 
 def roles_of(args: Any) -> Sequence[str]:
     """The roles that slime trains: a critic only with `--advantage-estimator ppo`."""
-    return ("actor", "critic") if getattr(args, "advantage_estimator", None) == "ppo" else ("actor",)
+    return (
+        ("actor", "critic") if getattr(args, "advantage_estimator", None) == "ppo" else ("actor",)
+    )
 
 
 def samples_multiple(args: Any) -> int:
     """Return a number of which every optimizer step should hold a multiple of samples.
 
-    slime's `build_dp_schedule` rounds the number of micro-batches up to a multiple of the data-parallel size, times
-    the group of micro-batches with an interleaved pipeline, and fails where a step has fewer samples than that. If the
-    step's samples are such a multiple themselves, the rounded number is never larger, however samples are packed.
+    slime's `build_dp_schedule` rounds the number of micro-batches up to a multiple of the
+    data-parallel size, times the group of micro-batches with an interleaved pipeline, and fails
+    where a step has fewer samples than that. If the step's samples are such a multiple themselves,
+    the rounded number is never larger, however samples are packed.
 
-    Without slime's flags for GPUs, it is `global_batch_size`, which every data-parallel size divides.
+    Without slime's flags for GPUs, it is `global_batch_size`, which every data-parallel size
+    divides.
     """
     if not hasattr(args, "actor_num_gpus_per_node"):
         return getattr(args, "global_batch_size", 1)
@@ -51,7 +57,9 @@ def samples_multiple(args: Any) -> int:
 def _alignment(args: Any) -> int:
     """Return what slime aligns the number of one role's micro-batches to."""
     stages = getattr(args, "pipeline_model_parallel_size", 1)
-    tensor, context = (getattr(args, f"{name}_parallel_size", 1) for name in ("tensor_model", "context"))
+    tensor, context = (
+        getattr(args, f"{name}_parallel_size", 1) for name in ("tensor_model", "context")
+    )
     gpus = args.actor_num_nodes * args.actor_num_gpus_per_node
     ranks = max(gpus // (tensor * stages * context), 1)
     if (getattr(args, "virtual_pipeline_model_parallel_size", None) or 1) == 1:
@@ -60,14 +68,19 @@ def _alignment(args: Any) -> int:
 
 
 def check_pushed_weights(args: Any) -> None:
-    """Raise ConfigError if slime would start the engines with another model's weights than the actor's.
+    """Raise ConfigError if slime would start the engines with another model's weights than the
+    actor's.
 
-    Where training is not offloaded, slime keeps the weights that it loaded last, the reference's or the teacher's, and
-    pushes them before the first batch. With `--keep-old-actor`, the last ones are the actor's. In `--colocate`, it
-    pushes its copy of the actor. `advantage.patch.install` repairs this.
+    Where training is not offloaded, slime keeps the weights that it loaded last, the reference's or
+    the teacher's, and pushes them before the first batch. With `--keep-old-actor`, the last ones
+    are the actor's. In `--colocate`, it pushes its copy of the actor. `advantage.patch.install`
+    repairs this.
     """
     args = role_args(args, "actor")
-    from_copy = getattr(args, "colocate", False) and getattr(args, "update_weight_transport", None) != "disk"
+    from_copy = (
+        getattr(args, "colocate", False)
+        and getattr(args, "update_weight_transport", None) != "disk"
+    )
     if getattr(args, "offload_train", True) or from_copy or getattr(args, "keep_old_actor", False):
         return
     if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "megatron":
@@ -79,94 +92,125 @@ def check_pushed_weights(args: Any) -> None:
     start = getattr(args, "load", None)
     if start and path and os.path.realpath(start) != os.path.realpath(path) and _has_weights(start):
         raise ConfigError(
-            f"slime would play the first batch with the {held}'s weights ({path}) instead of the actor's, because it "
-            f"loads them last and training is not offloaded: give --custom-megatron-init-path {INSTALL}"
+            f"slime would play the first batch with the {held}'s weights ({path}) instead of the "
+            "actor's, because it loads them last and training is not offloaded: give "
+            f"--custom-megatron-init-path {INSTALL}"
         )
 
 
 def seeds_file(args: Any, use: Literal["load", "save"]) -> Path | None:
-    """Path of the file beside the critic's checkpoint that names the seeds of its value pretraining."""
+    """Path of the file beside the critic's checkpoint that names the seeds of its value
+    pretraining."""
     critic = role_args(args, "critic")
-    folder = getattr(critic, f"critic_{use}", None) or getattr(critic, use, None)  # on one machine, `critic_load`
+    folder = getattr(critic, f"critic_{use}", None) or getattr(
+        critic, use, None
+    )  # on one machine, `critic_load`
     return Path(folder) / "slime_verlog_seeds.json" if folder else None
 
 
 def check_roles(args: Any) -> None:
-    """Raise ConfigError if a critic's weights would not be kept apart, or its layout differs; names what to change."""
-    if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(args, "megatron_config_path"):
+    """Raise ConfigError if a critic's weights would not be kept apart, or its layout differs; names
+    what to change."""
+    if getattr(args, "advantage_estimator", None) != "ppo" or not hasattr(
+        args, "megatron_config_path"
+    ):
         return
     actor, critic = role_args(args, "actor"), role_args(args, "critic")
     save, critic_save = getattr(actor, "save", None), getattr(critic, "save", None)
     if save and critic_save and os.path.realpath(save) == os.path.realpath(critic_save):
         raise ConfigError(
-            f"--save {save} is the folder of both actor and critic, so the critic's checkpoint would overwrite the "
-            f"actor's at every save; give the critic its own folder: {OWN_FOLDER}"
+            f"--save {save} is the folder of both actor and critic, so the critic's checkpoint "
+            "would overwrite the actor's at every save; give the critic its own folder: "
+            f"{OWN_FOLDER}"
         )
     if save and critic_save and getattr(args, "save_retain_interval", None):
         raise ConfigError(
-            f"--save-retain-interval {args.save_retain_interval} deletes the previous checkpoint as soon as the next "
-            "is written, so a run that dies between the actor's and the critic's save cannot be resumed; leave it out "
-            "and set checkpoints_kept in the YAML"
+            f"--save-retain-interval {args.save_retain_interval} deletes the previous checkpoint "
+            "as soon as the next is written, so a run that dies between the actor's and the "
+            "critic's save cannot be resumed; leave it out and set checkpoints_kept in the YAML"
         )
-    if getattr(actor, "use_rollout_logprobs", False) and getattr(actor, "kl_coef", 0) and not args.megatron_config_path:
+    if (
+        getattr(actor, "use_rollout_logprobs", False)
+        and getattr(actor, "kl_coef", 0)
+        and not args.megatron_config_path
+    ):
         raise ConfigError(
-            f"--use-rollout-logprobs with --kl-coef {actor.kl_coef} stops slime's critic in its first step, because it "
-            f"has no reference to compare with; slime sets its kl_coef to 0 only with {OWN_FOLDER}"
+            f"--use-rollout-logprobs with --kl-coef {actor.kl_coef} stops slime's critic in its "
+            "first step, because it has no reference to compare with; slime sets its kl_coef to 0 "
+            f"only with {OWN_FOLDER}"
         )
     critics, actors = (_vocabulary(args) for args in (critic, actor))
     if critics is not None and actors is not None and critics != actors:
         raise ConfigError(
-            f"the critic's hf_checkpoint {critic.hf_checkpoint} has another vocabulary than the policy's "
-            f"{actor.hf_checkpoint}, but it reads the policy's token ids; take both from one family"
+            f"the critic's hf_checkpoint {critic.hf_checkpoint} has another vocabulary than the "
+            f"policy's {actor.hf_checkpoint}, but it reads the policy's token ids; take both from "
+            "one family"
         )
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
+    for name in (
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "context_parallel_size",
+    ):
         if getattr(actor, name, 1) != getattr(critic, name, 1):
             raise ConfigError(
-                f"{args.megatron_config_path} sets {name} for one role; slime needs it to be the same for both"
+                f"{args.megatron_config_path} sets {name} for one role; slime needs it to be the "
+                "same for both"
             )
     tied = not getattr(args, "untie_embeddings_and_output_weights", True)
-    if tied and not args.megatron_config_path and getattr(args, "pipeline_model_parallel_size", 1) > 1:
+    if (
+        tied
+        and not args.megatron_config_path
+        and getattr(args, "pipeline_model_parallel_size", 1) > 1
+    ):
         raise ConfigError(
-            "this model ties its output layer to its embeddings. A critic has no such output layer, and slime unties "
-            f"it only for a role that has a configuration: pipeline parallelism needs {OWN_FOLDER}"
+            "this model ties its output layer to its embeddings. A critic has no such output "
+            "layer, and slime unties it only for a role that has a configuration: pipeline "
+            f"parallelism needs {OWN_FOLDER}"
         )
 
 
 def _vocabulary(args: Any) -> Mapping[str, Any] | None:
     """The tokens of a role's checkpoint and their ids; None without a tokenizer.json."""
     path = Path(getattr(args, "hf_checkpoint", None) or "") / "tokenizer.json"
-    return json.loads(path.read_text(encoding="utf-8"))["model"].get("vocab") if path.is_file() else None
+    return (
+        json.loads(path.read_text(encoding="utf-8"))["model"].get("vocab")
+        if path.is_file()
+        else None
+    )
 
 
 def check_start_weights(args: Any) -> None:
-    """Raise ConfigError if a checkpoint that actor, critic or reference starts from is not there; names the folder."""
+    """Raise ConfigError if a checkpoint that actor, critic or reference starts from is not there;
+    names the folder."""
     ppo = getattr(args, "advantage_estimator", None) == "ppo"
     critic = role_args(args, "critic").load if ppo else None
     if critic and not is_megatron_checkpoint(critic):
         raise ConfigError(
-            f"the critic starts from {critic}, which holds no Megatron checkpoint (no latest_checkpointed_iteration.txt"
-            " in it), and slime's critic cannot load Hugging Face weights; run scripts/prepare_model.sh"
+            f"the critic starts from {critic}, which holds no Megatron checkpoint (no "
+            "latest_checkpointed_iteration.txt in it), and slime's critic cannot load Hugging "
+            "Face weights; run scripts/prepare_model.sh"
         )
     reference = getattr(args, "ref_load", None)
     if critic and critic != reference:
         _check_pretrained_critic(critic, reference)
     if reference and not _has_weights(reference):
         raise ConfigError(
-            f"--ref-load {reference} holds neither a Megatron nor a Hugging Face checkpoint; was its conversion "
-            "interrupted? run scripts/prepare_model.sh again"
+            f"--ref-load {reference} holds neither a Megatron nor a Hugging Face checkpoint; was "
+            "its conversion interrupted? run scripts/prepare_model.sh again"
         )
 
 
 def critic_warning(args: Any) -> str | None:
-    """Return a sentence if the actor would learn at once from a critic whose value head begins at random."""
+    """Return a sentence if the actor would learn at once from a critic whose value head begins at
+    random."""
     if "critic" not in roles_of(args) or getattr(args, "num_critic_only_steps", 0):
         return None
     if getattr(role_args(args, "critic"), "load", None) != getattr(args, "ref_load", None):
         return None  # it resumes, or it was pretrained
     return (
-        "no warm-up: the critic's value head begins at random, and the actor learns from its first values; add "
-        "critic_warmup to the YAML, or train the critic alone first, with --num-critic-only-steps 20 (our scripts: "
-        "CRITIC_ONLY=20)"
+        "no warm-up: the critic's value head begins at random, and the actor learns from its "
+        "first values; add critic_warmup to the YAML, or train the critic alone first, with "
+        "--num-critic-only-steps 20 (our scripts: CRITIC_ONLY=20)"
     )
 
 
@@ -180,29 +224,37 @@ def _has_weights(folder: str) -> bool:
 
 
 def _check_pretrained_critic(critic: str, reference: str | None) -> None:
-    """Check a critic that does not start from the reference: slime would only warn and use a new value head.
+    """Check a critic that does not start from the reference: slime would only warn and use a new
+    value head.
 
     The critic's process compares the head itself with the settings (`advantage/saved_critic.py`).
     """
     found = _shapes(critic)
     if found is None:
         return
-    head = next((shape for name, shape in found.items() if name.endswith("output_layer.weight")), None)
-    words = next((shape[0] for name, shape in found.items() if name.endswith("word_embeddings.weight")), None)
+    head = next(
+        (shape for name, shape in found.items() if name.endswith("output_layer.weight")), None
+    )
+    words = next(
+        (shape[0] for name, shape in found.items() if name.endswith("word_embeddings.weight")), None
+    )
     if head is None or head[0] == words:
         raise ConfigError(
-            f"the critic starts from {critic}, which has no value head (its output layer is {head}), so slime would "
-            "start with a new one; give what run_value_pretraining.sh saved, or start the critic from --ref-load"
+            f"the critic starts from {critic}, which has no value head (its output layer is "
+            f"{head}), so slime would start with a new one; give what run_value_pretraining.sh "
+            "saved, or start the critic from --ref-load"
         )
     wanted = _shapes(reference) or {} if reference else {}
     for name in sorted(found.keys() & wanted.keys()):
         here, there = found[name], wanted[name]
-        if "word_embeddings" in name:  # its rows are padded to a number that depends on tensor parallelism
+        if (
+            "word_embeddings" in name
+        ):  # its rows are padded to a number that depends on tensor parallelism
             here, there = here[1:], there[1:]
         if here != there and "output_layer." not in name:
             raise ConfigError(
-                f"the critic starts from {critic}, which is of another model than --ref-load {reference}: its {name} "
-                f"has shape {found[name]}, not {wanted[name]}"
+                f"the critic starts from {critic}, which is of another model than --ref-load "
+                f"{reference}: its {name} has shape {found[name]}, not {wanted[name]}"
             )
 
 
@@ -215,14 +267,19 @@ def _shapes(folder: str) -> dict[str, tuple[int, ...]] | None:
 
     entries = FileSystemReader(step).read_metadata().state_dict_metadata
     sizes = {name: getattr(entry, "size", None) for name, entry in entries.items()}
-    return {name: tuple(size) for name, size in sizes.items() if size is not None and not name.startswith("optimizer.")}
+    return {
+        name: tuple(size)
+        for name, size in sizes.items()
+        if size is not None and not name.startswith("optimizer.")
+    }
 
 
 def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> None:
-    """Delete checkpoints older than the `keep` newest steps that every role and the rollout have; a failure is logged.
+    """Delete checkpoints older than the `keep` newest steps that every role and the rollout have; a
+    failure is logged.
 
-    A run resumes from a step that actor, critic and rollout state all have. `rollout_id` is the step that was just
-    saved, `states` the folder of the rollout's own checkpoints.
+    A run resumes from a step that actor, critic and rollout state all have. `rollout_id` is the
+    step that was just saved, `states` the folder of the rollout's own checkpoints.
     """
     ppo = getattr(args, "advantage_estimator", None) == "ppo"
     critic_only = ppo and rollout_id < (getattr(args, "num_critic_only_steps", 0) or 0)
@@ -233,13 +290,17 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
         return
     for folder, pattern in (*((folder, _STEPS) for folder in folders), (states, _STATES)):
         try:
-            for path in folder.glob(DELETING + "*"):  # from a run that was killed, and maybe saved the step again
+            for path in folder.glob(
+                DELETING + "*"
+            ):  # from a run that was killed, and maybe saved the step again
                 _delete(path)
             for step, path in _numbered(folder, pattern).items():
                 if step < common[-keep]:
                     _delete(path.rename(path.with_name(DELETING + path.name)))
         except OSError as error:
-            logger.warning("an old checkpoint could not be deleted, the disk may fill up: %s", error)
+            logger.warning(
+                "an old checkpoint could not be deleted, the disk may fill up: %s", error
+            )
 
 
 def _delete(path: Path) -> None:
@@ -247,7 +308,8 @@ def _delete(path: Path) -> None:
 
 
 def _complete_steps(folder: Path) -> set[int]:
-    """Completely written steps: up to the one that Megatron names in a file, which asynchronous saving writes late."""
+    """Completely written steps: up to the one that Megatron names in a file, which asynchronous
+    saving writes late."""
     try:
         newest = int((folder / "latest_checkpointed_iteration.txt").read_text())
     except (OSError, ValueError):
@@ -259,7 +321,8 @@ _STEPS, _STATES = r"iter_(\d{7})", r"slime_verlog_(\d+)\.pt"
 
 
 def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:
-    """Files and folders whose whole name matches `pattern`, by their number; links are left alone."""
+    """Files and folders whose whole name matches `pattern`, by their number; links are left
+    alone."""
     paths: Sequence[Path] = list(folder.iterdir()) if folder.is_dir() else []
     matches = [(re.fullmatch(pattern, path.name), path) for path in paths if not path.is_symlink()]
     return {int(match[1]): path for match, path in matches if match}

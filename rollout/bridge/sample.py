@@ -1,10 +1,11 @@
 """Reads and writes the fields of slime's `Sample`, and makes a batch's samples from its turns.
 
-Each turn has a training group of its own. A sample holds one turn, or the turns of a chain (`rollout/bridge/chains.py`)
-as far as they are in the same optimizer step. It is in the group of its first turn; the converter gives each of the
-others a sample of padding, so that slime counts as many groups, and takes the same steps, as with a sample per turn. A
-bootstrap sample shares the group of its segment's last turn.
-Of the other files, only `rollout/samples.py` names fields of a `Sample`.
+Each turn has a training group of its own. A sample holds one turn, or the turns of a chain
+(`rollout/bridge/chains.py`) as far as they are in the same optimizer step. It is in the group of
+its first turn; the converter gives each of the others a sample of padding, so that slime counts as
+many groups, and takes the same steps, as with a sample per turn. A bootstrap sample shares the
+group of its segment's last turn. Of the other files, only `rollout/samples.py` names fields of a
+`Sample`.
 """
 
 from array import array
@@ -22,13 +23,16 @@ from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import Generation, Prompt, SampleKind, Segment, Turn
 
 ROW_KEY = "turn_row"
-"""Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes it."""
+"""Key of `sample.train_metadata` that holds the sample's `TurnRow` until the converter encodes
+it."""
 LATER_GROUPS = "later_groups"
-"""Key of `sample.train_metadata`: the training groups of the sample's later turns, if they have their own."""
+"""Key of `sample.train_metadata`: the training groups of the sample's later turns, if they have
+their own."""
 
 
 class SampleWriter:
-    """Makes and fills samples for one run; `dummy_token` is the untrained response of bootstrap and inert ones."""
+    """Makes and fills samples for one run; `dummy_token` is the untrained response of bootstrap and
+    inert ones."""
 
     def __init__(self, args: Any, dummy_token: int, *, chains: bool = False) -> None:
         """With `chains`, a sample may hold several turns."""
@@ -47,9 +51,13 @@ class SampleWriter:
         return sample
 
     def append_generation(self, sample: Sample, generation: Generation) -> None:
-        """Append the model's tokens; slime updates its own records (routing, top-p, speculation, caching)."""
+        """Append the model's tokens; slime updates its own records (routing, top-p, speculation,
+        caching)."""
         routed = sample.rollout_routed_experts
-        log_probs, meta_info = generation.log_probs if generation.trained else None, dict(generation.meta_info)
+        log_probs, meta_info = (
+            generation.log_probs if generation.trained else None,
+            dict(generation.meta_info),
+        )
         if self._keeps_top_p:
             sample.append_response_tokens(
                 self._args,
@@ -63,9 +71,11 @@ class SampleWriter:
                 self._fill_top_p(sample)
         else:
             self._append(sample, generation.token_ids, log_probs)
-            # Without tokens, slime only updates its records; given tokens, it would turn all of them into lists.
+            # Without tokens, slime only updates its records; given tokens, it would turn all of
+            # them into lists.
             sample.append_response_tokens(self._args, meta_info=meta_info, text=generation.text)
-        # The engine returns the experts of prompt and response; earlier responses keep those that wrote them.
+        # The engine returns the experts of prompt and response; earlier responses keep those that
+        # wrote them.
         if routed is not None and sample.rollout_routed_experts is not routed:
             earlier, now = torch.as_tensor(routed), torch.as_tensor(sample.rollout_routed_experts)
             sample.rollout_routed_experts = torch.cat([earlier, now[len(earlier) :]])
@@ -78,7 +88,8 @@ class SampleWriter:
         self.fill_routed(sample)
 
     def append_state(self, sample: Sample, prompt: Prompt) -> int:
-        """Append what the prompt adds to the sample's turns, and a masked token for its value; returns its offset."""
+        """Append what the prompt adds to the sample's turns, and a masked token for its value;
+        returns its offset."""
         self.append_masked(sample, [*prompt.token_ids[len(sample.tokens) :], self.dummy_token])
         if sample.rollout_routed_experts is not None:
             self.fill_routed(sample)
@@ -91,20 +102,29 @@ class SampleWriter:
         set_row(sample, TurnRow(segment, 0, TurnKind.TURN, True, False, (TurnSpan(0, 1, 0.0),)))
 
     def chains_of(self, turns: Sequence[Turn], steps: Sequence[int]) -> list[list[int]]:
-        """Return the turns, as positions, that share a sample; `steps` has the optimizer step of each."""
-        chains = find_chains(turns) if self.chains else [[position] for position in range(len(turns))]
+        """Return the turns, as positions, that share a sample; `steps` has the optimizer step of
+        each."""
+        chains = (
+            find_chains(turns) if self.chains else [[position] for position in range(len(turns))]
+        )
         return sorted(part for chain in chains for part in cut_chain(chain, steps))
 
     def padding(self, training_group: int, segment: int) -> Sample:
-        """A sample of two tokens that only fills an optimizer step: it has no loss, and its value is not used."""
+        """A sample of two tokens that only fills an optimizer step: it has no loss, and its value
+        is not used."""
         sample = self.new(training_group, segment, Prompt([self.dummy_token]))
         self.append_dummy(sample)
-        sample.metadata = {"kind": SampleKind.PADDING, "task_name": SampleKind.PADDING, "round_number": 0}
+        sample.metadata = {
+            "kind": SampleKind.PADDING,
+            "task_name": SampleKind.PADDING,
+            "round_number": 0,
+        }
         set_row(sample, TurnRow(segment, 0, TurnKind.BOOTSTRAP))
         return sample
 
     def append_masked(self, sample: Sample, token_ids: Sequence[int]) -> None:
-        """Append tokens that the model did not write: part of the response, masked from the loss."""
+        """Append tokens that the model did not write: part of the response, masked from the
+        loss."""
         if self._keeps_top_p:
             sample.append_response_tokens(self._args, tokens=list(token_ids), trainable=False)
         else:
@@ -112,7 +132,8 @@ class SampleWriter:
 
     @property
     def _keeps_top_p(self) -> bool:
-        """Whether slime keeps the kept tokens of top-p sampling, which it does only while it appends tokens."""
+        """Whether slime keeps the kept tokens of top-p sampling, which it does only while it
+        appends tokens."""
         return getattr(self._args, "rollout_top_p", 1.0) != 1.0
 
     def _fill_top_p(self, sample: Sample) -> None:
@@ -120,8 +141,11 @@ class SampleWriter:
             sample.rollout_top_p_token_ids = []
             sample.rollout_top_p_token_offsets = [0] * (sample.response_length + 1)
 
-    def _append(self, sample: Sample, ids: Sequence[int], log_probs: Sequence[float] | None) -> None:
-        """Append tokens, masked without log-probs; slime declares lists, but other sequences work."""
+    def _append(
+        self, sample: Sample, ids: Sequence[int], log_probs: Sequence[float] | None
+    ) -> None:
+        """Append tokens, masked without log-probs; slime declares lists, but other sequences
+        work."""
         compact = cast(Any, sample)
         compact.tokens = token_prefix(sample.tokens).extended(ids)
         sample.response_length += len(ids)
@@ -143,14 +167,20 @@ class SampleWriter:
 
 
 def build_samples(
-    segments: Sequence[Segment], group_ids: Sequence[int], writer: SampleWriter, staleness: Sequence[int] | None = None
+    segments: Sequence[Segment],
+    group_ids: Sequence[int],
+    writer: SampleWriter,
+    staleness: Sequence[int] | None = None,
 ) -> list[list[Sample]]:
-    """Return the samples of each segment: its chains in the order of their first turns, then its bootstrap sample.
+    """Return the samples of each segment: its chains in the order of their first turns, then its
+    bootstrap sample.
 
-    Without `writer.chains`, each turn is a chain. A bootstrap state that continues the last turn's chain is its end.
+    Without `writer.chains`, each turn is a chain. A bootstrap state that continues the last turn's
+    chain is its end.
 
     Args:
-        group_ids: one per turn, in the order of the segments; together they are consecutive numbers, and their order
+        group_ids: one per turn, in the order of the segments; together they are consecutive
+        numbers, and their order
             is that of the optimizer steps.
         staleness: of each turn, actor updates between playing and training it; -1 if unknown.
     """
@@ -176,17 +206,25 @@ def segment_samples(
     staleness: Sequence[int],
     steps: Sequence[int] | None = None,
 ) -> list[Sample]:
-    """Return one segment's samples; `groups`, `staleness` and `steps`, the optimizer steps, have one entry per turn."""
+    """Return one segment's samples; `groups`, `staleness` and `steps`, the optimizer steps, have
+    one entry per turn."""
     chains = writer.chains_of(segment.turns, steps or [0] * len(segment.turns))
     state = segment.bootstrap
     samples: list[Sample] = []
     for chain in chains:
         turns = [segment.turns[k] for k in chain]
         inside = None
-        if state is not None and writer.chains and turns[-1] is segment.turns[-1] and continues(state, turns[-1]):
+        if (
+            state is not None
+            and writer.chains
+            and turns[-1] is segment.turns[-1]
+            and continues(state, turns[-1])
+        ):
             inside, state = state, None
         stale = [staleness[k] for k in chain]
-        sample = chain_sample(writer, turns, number, groups[chain[0]], segment.task_name, stale, inside)
+        sample = chain_sample(
+            writer, turns, number, groups[chain[0]], segment.task_name, stale, inside
+        )
         later = [groups[k] for k in chain if groups[k] != groups[chain[0]]]
         if later:
             _add_train_metadata(sample, {LATER_GROUPS: later})
@@ -205,7 +243,8 @@ def chain_sample(
     staleness: Sequence[int],
     state: Prompt | None = None,
 ) -> Sample:
-    """Make the sample of a chain: the model's tokens, trained unless they were altered, and gaps, masked.
+    """Make the sample of a chain: the model's tokens, trained unless they were altered, and gaps,
+    masked.
 
     Args:
         turns: at least one; each but the first continues the one before it.
@@ -226,15 +265,23 @@ def chain_sample(
         anchor = anchor_of(token_prefix(turn.prompt.token_ids).to_numpy()) if turn.stepped else -1
         skips = turn.index - index
         edges = start, sample.response_length
-        span = TurnSpan(*edges, turn.reward, action, anchor, updates, turn.moves, skips, turn.baseline)
+        span = TurnSpan(
+            *edges, turn.reward, action, anchor, updates, turn.moves, skips, turn.baseline
+        )
         spans.append(span)
         index = turn.index + 1
     place = writer.append_state(sample, state) if state is not None else -1
     last = turns[-1]
     set_images(sample, state or last.prompt)
     ends = last.terminated, last.truncated
-    set_row(sample, TurnRow(segment, turns[0].index, TurnKind.TURN, *ends, tuple(spans), bootstrap=place))
-    sample.reward, sample.session_id = sum(turn.reward for turn in turns), session_of(last.episode_id)
+    set_row(
+        sample,
+        TurnRow(segment, turns[0].index, TurnKind.TURN, *ends, tuple(spans), bootstrap=place),
+    )
+    sample.reward, sample.session_id = (
+        sum(turn.reward for turn in turns),
+        session_of(last.episode_id),
+    )
     sample.metadata = {"task_name": task_name, "episode_id": last.episode_id, **turn_facts(last)}
     if len(turns) > 1:
         sample.metadata[FACTS_OF_TURNS] = [turn_facts(turn) for turn in turns]
@@ -244,7 +291,16 @@ def chain_sample(
 
 FACTS_OF_TURNS = "turn_facts"
 """Key of a sample's metadata: what `turn_facts` says of each of its turns, if there are several."""
-_FACTS = ("action", "executed_action", "reward", "terminated", "truncated", "progression", "engine_s", "env_s")
+_FACTS = (
+    "action",
+    "executed_action",
+    "reward",
+    "terminated",
+    "truncated",
+    "progression",
+    "engine_s",
+    "env_s",
+)
 
 
 def turn_facts(turn: Turn) -> dict[str, Any]:
@@ -261,7 +317,8 @@ def turn_facts(turn: Turn) -> dict[str, Any]:
 
 
 def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, group: int) -> Sample:
-    """Make the sample of the state after the last turn: its prompt and one dummy token, without loss."""
+    """Make the sample of the state after the last turn: its prompt and one dummy token, without
+    loss."""
     assert segment.bootstrap is not None
     turn = segment.turns[-1]
     sample = writer.new(group, number, segment.bootstrap)
@@ -286,7 +343,9 @@ def restart(sample: Sample, prompt: Prompt) -> None:
 
 def set_images(sample: Sample, prompt: Prompt) -> None:
     """Set the prompt's images as the model's forward pass takes them."""
-    sample.multimodal_train_inputs = dict(prompt.train_inputs) if prompt.train_inputs is not None else None
+    sample.multimodal_train_inputs = (
+        dict(prompt.train_inputs) if prompt.train_inputs is not None else None
+    )
 
 
 def set_group(sample: Sample, group: int) -> None:
@@ -316,7 +375,9 @@ def row_of(sample: Sample) -> TurnRow | None:
 
 def places_in_train_data(samples: Sequence[Sample]) -> list[int]:
     """Return the position of each sample in the train data that the converter makes of them."""
-    return places_of([group_of(sample) for sample in samples], [later_groups(sample) for sample in samples])
+    return places_of(
+        [group_of(sample) for sample in samples], [later_groups(sample) for sample in samples]
+    )
 
 
 def later_groups(sample: Sample) -> Sequence[int]:
@@ -341,11 +402,14 @@ def handout(spec: EpisodeSpec, index: int) -> Sample:
 
 def flatten(samples: Iterable[Sample | Sequence[Sample]]) -> list[Sample]:
     """List single samples and the samples of groups in one list."""
-    return [part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)]
+    return [
+        part for sample in samples for part in ([sample] if isinstance(sample, Sample) else sample)
+    ]
 
 
 def facts_of(sample: Sample) -> Mapping[str, Any]:
-    """What the rollout recorded of the sample's turn or episode: its kind, task, outcome and stop reason."""
+    """What the rollout recorded of the sample's turn or episode: its kind, task, outcome and stop
+    reason."""
     return sample.metadata or {}
 
 
@@ -361,7 +425,9 @@ def episode_id_of(sample: Sample) -> int:
     return sample.group_index
 
 
-def episode_spec(sample: Sample, env_path: str, options: Mapping[str, Any], max_turns: int | None) -> EpisodeSpec:
+def episode_spec(
+    sample: Sample, env_path: str, options: Mapping[str, Any], max_turns: int | None
+) -> EpisodeSpec:
     """The episode that a sample's metadata names; `env_path` and `options` are defaults."""
     metadata = dict(sample.metadata or {})
     env = EnvSpec(

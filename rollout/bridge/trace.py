@@ -12,7 +12,8 @@ from rollout.turn import ENGINE, EnvReply, Span, Turn
 
 
 def is_traced(args: Any) -> bool:
-    """Whether turns record where their time goes, as spans that slime saves with `--save-debug-rollout-data`."""
+    """Whether turns record where their time goes, as spans that slime saves with
+    `--save-debug-rollout-data`."""
     return HAS_SLIME and getattr(args, "save_debug_rollout_data", None) is not None
 
 
@@ -34,7 +35,9 @@ class SpanLog:
             return
         now_s = time.time()
         began_s = now_s - reply.seconds
-        parts = tuple(Span(name, began_s + start, began_s + end) for name, start, end in reply.parts)
+        parts = tuple(
+            Span(name, began_s + start, began_s + end) for name, start, end in reply.parts
+        )
         self._spans.append(Span("environment", sent_s, now_s, {"env_s": reply.seconds}, parts))
 
     def take(self) -> tuple[Span, ...]:
@@ -60,23 +63,33 @@ def attach_trace(sample: Sample, turns: Iterable[Turn]) -> None:
     tracing = _tracing()
     handle = tracing.bind_trace(sample)
     for turn in traced:
-        facts = {"episode_id": turn.episode_id, "turn": turn.index, "reward": turn.reward, "valid": turn.valid}
+        facts = {
+            "episode_id": turn.episode_id,
+            "turn": turn.index,
+            "reward": turn.reward,
+            "valid": turn.valid,
+        }
         whole = Span("turn", turn.spans[0].start_s, turn.spans[-1].end_s, facts, turn.spans)
         _add(tracing, handle, whole, None)
 
 
 def _add(tracing: Any, handle: Any, span: Span, parent: str | None) -> None:
-    """Append the events of a span and of those inside it, as `trace_span` does while time passes."""
+    """Append the events of a span and of those inside it, as `trace_span` does while time
+    passes."""
     number = uuid.uuid4().hex
     event = {"name": span.name, "span_id": number, "attempt": handle.attempt}
     event |= {name: getattr(handle, name) for name in ("trace_id", "sample_id", "group_id")}
     start = {**event, "type": "span_start", "ts": span.start_s}
-    handle.carrier["events"].append(start if parent is None else {**start, "parent_span_id": parent})
+    handle.carrier["events"].append(
+        start if parent is None else {**start, "parent_span_id": parent}
+    )
     for inner in span.inside:
         _add(tracing, handle, inner, number)
     facts: Mapping[str, Any] | None = span.facts
     if span.name == ENGINE:
         context = tracing.TraceSpanContext(handle, [handle], [(handle, number)], span.start_s)
-        facts = context.update(tracing.build_sglang_meta_trace_attrs(dict(span.facts))).build_end_attrs()
+        facts = context.update(
+            tracing.build_sglang_meta_trace_attrs(dict(span.facts))
+        ).build_end_attrs()
     end = {**event, "type": "span_end", "ts": span.end_s}
     handle.carrier["events"].append({**end, "attrs": dict(facts)} if facts else end)

@@ -1,6 +1,7 @@
 """What slime reads of the samples of one whole episode in its own outer loop.
 
-slime accepts a list of samples in place of one, but still reads attributes of a single sample from it.
+slime accepts a list of samples in place of one, but still reads attributes of a single sample from
+it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,14 +27,17 @@ def _first(name: str) -> Any:
 
 
 class EpisodeSamples(list[Sample]):
-    """The samples of one finished episode, with the attributes that slime reads of a single sample."""
+    """The samples of one finished episode, with the attributes that slime reads of a single
+    sample."""
 
     response = ""
-    """Empty, because slime marks samples with a response as aborted midway, and this episode is over."""
+    """Empty, because slime marks samples with a response as aborted midway, and this episode is
+    over."""
     reward: float | None = _first("reward")
     session_id: str | None = _first("session_id")
     index: int | None = _first("index")  # pyright: ignore[reportIncompatibleMethodOverride]
-    """Hides `list.index`, because slime's fully asynchronous loop sorts a group's members by this attribute."""
+    """Hides `list.index`, because slime's fully asynchronous loop sorts a group's members by this
+    attribute."""
     group_index: int | None = _first("group_index")
     """The episode's id, under which a buffered group is saved and handed out again."""
 

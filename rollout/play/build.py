@@ -45,14 +45,17 @@ def build_runtime(args: Any) -> Runtime:
     for sentence in rehearse(encoder, settings.history):
         logger.warning("%s: %s", flags.hf_checkpoint, sentence)
     connections = max(MIN_CONNECTIONS, settings.n_env)
-    # The first push of slime's delta mode sends nothing, so the engine still has its own name for its weights.
+    # The first push of slime's delta mode sends nothing, so the engine still has its own name for
+    # its weights.
     names = {"default": "0"} if flags.update_weight_mode == "delta" else {}
     patient = _patient(settings.engine, flags)
     engine = EngineClient(url, patient, max_connections=connections, version_names=names)
     return Runtime(
         settings=settings,
         flags=flags,
-        samples=SampleWriter(args, dummy_token=min(encoder.end_of_turn_ids), chains=settings.samples == "chains"),
+        samples=SampleWriter(
+            args, dummy_token=min(encoder.end_of_turn_ids), chains=settings.samples == "chains"
+        ),
         encoder=encoder,
         make_encoder=make_encoder,
         engine=engine,
@@ -64,21 +67,26 @@ def build_runtime(args: Any) -> Runtime:
 
 
 def _patient(engine: EngineSettings, flags: RolloutFlags) -> EngineSettings:
-    """With `--use-fault-tolerance`, retry longer than slime may take to find a dead engine, unless the YAML says."""
+    """With `--use-fault-tolerance`, retry longer than slime may take to find a dead engine, unless
+    the YAML says."""
     if not flags.use_fault_tolerance or "max_retries" in engine.model_fields_set:
         return engine
     dead_s = flags.rollout_health_check_first_wait + flags.rollout_health_check_interval
     dead_s += flags.rollout_health_check_timeout
-    more = math.ceil(2 * dead_s / engine.backoff_max_s)  # these pauses are at least half of backoff_max_s
+    more = math.ceil(
+        2 * dead_s / engine.backoff_max_s
+    )  # these pauses are at least half of backoff_max_s
     return engine.model_copy(update={"max_retries": engine.max_retries + more})
 
 
 def encoders_of(
     checkpoint: str, settings: RolloutSettings, *, small_images: bool = False
 ) -> Callable[..., DeltaEncoder]:
-    """Return a function from `tools` to the checkpoint's encoder; raises ConfigError without a tokenizer.
+    """Return a function from `tools` to the checkpoint's encoder; raises ConfigError without a
+    tokenizer.
 
-    With `small_images`, training inputs hold PNG bytes, which `advantage.patch` expands on the training ranks.
+    With `small_images`, training inputs hold PNG bytes, which `advantage.patch` expands on the
+    training ranks.
     """
     tokenizer, processor = _load_tokenizer_and_processor(checkpoint)
     return partial(
@@ -95,12 +103,17 @@ def encoders_of(
     )
 
 
-def profile_of(checkpoint: str, tokenizer: Any, processor: Any, settings: RolloutSettings) -> Profile:
-    """Probe the checkpoint's chat template and read its stop ids; raises EncodingError if it cannot be used."""
+def profile_of(
+    checkpoint: str, tokenizer: Any, processor: Any, settings: RolloutSettings
+) -> Profile:
+    """Probe the checkpoint's chat template and read its stop ids; raises EncodingError if it cannot
+    be used."""
     source = choose_template(tokenizer, processor, tools=False)
     text = PlainText(tokenizer, source)
     template = ChatTemplate(tokenizer, source, None, settings.chat_template_kwargs, text.pattern)
-    return learn_profile(tokenizer, template, text, read_json(checkpoint, "generation_config.json") or {})
+    return learn_profile(
+        tokenizer, template, text, read_json(checkpoint, "generation_config.json") or {}
+    )
 
 
 def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
@@ -111,5 +124,7 @@ def _load_tokenizer_and_processor(path: str) -> tuple[Any, Any]:
     except (OSError, ValueError) as error:
         is_gone = path.startswith(("/", ".", "~")) and not Path(path).exists()
         reason = "the folder does not exist" if is_gone else str(error).strip().splitlines()[0]
-        raise ConfigError(f"no tokenizer can be loaded from the checkpoint {path!r}: {reason}") from error
+        raise ConfigError(
+            f"no tokenizer can be loaded from the checkpoint {path!r}: {reason}"
+        ) from error
     return tokenizer, load_processor(path)

@@ -1,4 +1,5 @@
-"""The messages of an episode's prompts: a memory chooses what they show of the past, or they grow turn by turn."""
+"""The messages of an episode's prompts: a memory chooses what they show of the past, or they grow
+turn by turn."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,11 @@ from rollout.workers.reply import with_text
 
 
 class Conversation:
-    """Collects exchanges; call `show` with each reply of the environment, `answered` after each response.
+    """Collects exchanges; call `show` with each reply of the environment, `answered` after each
+    response.
 
-    If `wants_notes`, call `show` with `notes=True` and `noted` with the response; the environment gets nothing.
+    If `wants_notes`, call `show` with `notes=True` and `noted` with the response; the environment
+    gets nothing.
     """
 
     def __init__(self, memory: Memory | Compaction | None) -> None:
@@ -37,7 +40,8 @@ class Conversation:
     def show(self, reply: EnvReply, *, notes: bool = False) -> list[Message]:
         """Show the environment's reply, or ask for notes instead of an answer to it.
 
-        Returns the messages that the prompt adds to the turn before it: all of them, unless `appends`.
+        Returns the messages that the prompt adds to the turn before it: all of them, unless
+        `appends`.
         """
         self.request = SUMMARY_REQUEST.format(self.notes_tokens) if notes else reply.answer_format
         if reply.whole_prompts:
@@ -54,7 +58,9 @@ class Conversation:
             self.request = f"{self.request}\n\n{inline}" if self.request else inline
         ask = "\n\n".join(part for part in (self._told_notes(), self.request) if part)
         system, past = reply.instruction_prompt, list(self.past)
-        self.messages = build_messages(self._window, system, past, reply.observation, self._index, ask)
+        self.messages = build_messages(
+            self._window, system, past, reply.observation, self._index, ask
+        )
         return self.messages
 
     @property
@@ -98,7 +104,9 @@ class Conversation:
         """The model's notes, if every response may change them."""
         return self.notes if isinstance(self._window, NotesMemory) else None
 
-    def wants_notes(self, tokens: int | None = None, fits: bool = True, left: int | None = None) -> bool:
+    def wants_notes(
+        self, tokens: int | None = None, fits: bool = True, left: int | None = None
+    ) -> bool:
         """Whether the model must write its notes before it answers the prompt `messages`.
 
         Args:
@@ -111,7 +119,9 @@ class Conversation:
             return False
         if self._compaction is not None:
             is_short = left is not None and left < self._compaction.free
-            can_shorten = notes.written < self._compaction.times and notes.turns > self._compaction.keep
+            can_shorten = (
+                notes.written < self._compaction.times and notes.turns > self._compaction.keep
+            )
             return can_shorten and (is_short or not fits)
         assert isinstance(self._window, SummaryMemory)
         if tokens is None:
@@ -119,7 +129,8 @@ class Conversation:
         return notes.turns >= self._window.every or tokens > self._window.budget or not fits
 
     def noted(self, response: str) -> None:
-        """Replace the notes by a response that was asked for them, unless it is empty, and forget older turns."""
+        """Replace the notes by a response that was asked for them, unless it is empty, and forget
+        older turns."""
         if self._notes is not None:
             self._notes.replace(response)
         self._growing.told = []
@@ -131,13 +142,15 @@ class Conversation:
         return {} if self._notes is None else self._notes.facts_kept()
 
     def with_notes(self, response: str, facts: Sequence[str]) -> str:
-        """Return a scripted player's response, with a line of notes if inline notes lack a fact of the environment."""
+        """Return a scripted player's response, with a line of notes if inline notes lack a fact of
+        the environment."""
         if self.inline_notes is None or self._notes is None or self._notes.name(facts):
             return response
         return f"NOTES: {write_facts(facts)}\n{response}"
 
     def cut_notes(self, response: str) -> str:
-        """Return the notes of a player without a tokenizer, cut after about `memory.max_tokens` tokens."""
+        """Return the notes of a player without a tokenizer, cut after about `memory.max_tokens`
+        tokens."""
         return after_reasoning(response).strip()[: (self.notes_tokens or 0) * CHARS_PER_TOKEN]
 
     def _told_notes(self) -> str:
@@ -145,7 +158,8 @@ class Conversation:
 
 
 class Growing:
-    """A conversation that grows turn by turn; after notes it goes on from its task, the notes and the last turns."""
+    """A conversation that grows turn by turn; after notes it goes on from its task, the notes and
+    the last turns."""
 
     def __init__(self, keep: int) -> None:
         """`keep`: turns that it still shows after notes."""
@@ -164,17 +178,24 @@ class Growing:
         new = self._asked = _with_text(reply.messages, request)
         if not self.told:
             self._task = self._task or list(map(dict, reply.messages))
-            system = [{"role": "system", "content": reply.instruction_prompt}] if reply.instruction_prompt else []
+            system = (
+                [{"role": "system", "content": reply.instruction_prompt}]
+                if reply.instruction_prompt
+                else []
+            )
             new = [*system, *self._after_notes(notes), *self._asked]
         self.messages = [*self.told, *new]
         return new
 
     def _after_notes(self, notes: str) -> list[Message]:
-        """What a prompt that begins anew shows of the past: task, notes, and the last responses with their replies."""
+        """What a prompt that begins anew shows of the past: task, notes, and the last responses
+        with their replies."""
         if not self._exchanges:
             return []
         responses = [[*asked, response] for asked, response in self._exchanges]
-        kept = [message for exchange in responses for message in exchange][len(self._exchanges[0][0]) :]
+        kept = [message for exchange in responses for message in exchange][
+            len(self._exchanges[0][0]) :
+        ]
         return [*_with_text(self._task, notes), *kept]
 
     def answered(self, answer: str) -> None:
@@ -192,13 +213,20 @@ def build_messages(
     index: int,
     answer_format: str,
 ) -> list[Message]:
-    """The messages of one prompt: system, past, and the current observation; raises ConfigError if the memory fails."""
+    """The messages of one prompt: system, past, and the current observation; raises ConfigError if
+    the memory fails."""
     system = [{"role": "system", "content": instruction_prompt}] if instruction_prompt else []
     try:
         shown = list(memory.messages(past, index))
-        _ = [message["role"] + message["content"] for message in shown if isinstance(message["content"], str)]
+        _ = [
+            message["role"] + message["content"]
+            for message in shown
+            if isinstance(message["content"], str)
+        ]
     except Exception as error:  # of a factory's memory
-        told = f"{type(memory).__name__}.messages must return a list of messages with role and content"
+        told = (
+            f"{type(memory).__name__}.messages must return a list of messages with role and content"
+        )
         raise ConfigError(f"{told}: {describe(error)}") from error
     return [*system, *shown, current_message(current, answer_format)]
 

@@ -1,4 +1,5 @@
-"""Client of SGLang's `/generate`: a prompt in, a checked generation out, with bounded retries. And engines' loads."""
+"""Client of SGLang's `/generate`: a prompt in, a checked generation out, with bounded retries. And
+engines' loads."""
 
 import asyncio
 import json
@@ -31,14 +32,16 @@ MAX_TOKEN_ID = (1 << 31) - 1
 
 T = TypeVar("T")
 TOO_LONG = re.compile(
-    r"context[ _]?(length|window)|exceeds? the (context|maximum)|longer than the model|too long|too many tokens", re.I
+    r"context[ _]?(length|window)|exceeds? the (context|maximum)|longer than the model|too long|too many tokens",
+    re.I,
 )
 """How engines say that a prompt does not fit."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 OTHER_WEIGHTS = "other_weights"
 """Kind of the fault that an engine answered which has not got the actor's weights yet."""
 MIN_WEIGHTS_RETRIES = 16
-"""At least so often is a request repeated after that fault. Such an engine answers at once, and only a push helps."""
+"""At least so often is a request repeated after that fault. Such an engine answers at once, and
+only a push helps."""
 MIN_WEIGHTS_PAUSE_S = 0.25
 MAX_WAIT_S = 60.0
 """Upper limit of the pause that a server asks for with `Retry-After`."""
@@ -85,11 +88,15 @@ class EngineClient:
         headers: Mapping[str, str] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Generation:
-        """Generate one response by the actor's weights, or an aborted one; `extra` is added to the request.
+        """Generate one response by the actor's weights, or an aborted one; `extra` is added to the
+        request.
 
-        Raises EngineError as `request`, also if engines without the actor's weights answered every attempt.
+        Raises EngineError as `request`, also if engines without the actor's weights answered every
+        attempt.
         """
-        known = replace(self.weights)  # a response in flight may still be by the weights from before a push
+        known = replace(
+            self.weights
+        )  # a response in flight may still be by the weights from before a push
 
         def parse(answer: Any) -> Generation:
             generation = parse_generation(answer, self._version_names)
@@ -98,19 +105,28 @@ class EngineClient:
                 self.weights.learn(generation)
             return generation
 
-        return await self._send("/generate", request_body(prompt, sampling_params, extra), parse, headers)
+        return await self._send(
+            "/generate", request_body(prompt, sampling_params, extra), parse, headers
+        )
 
     async def request(
-        self, path: str, payload: Mapping[str, Any], parse: Callable[[Any], T], headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        payload: Mapping[str, Any],
+        parse: Callable[[Any], T],
+        headers: Mapping[str, str] | None = None,
     ) -> T:
         """Post `payload` and return the parsed reply.
 
         Raises:
-            EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the request (4xx).
+            EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the
+            request (4xx).
         """
         return await self._send(path, write_json(payload), parse, headers)
 
-    async def _send(self, path: str, body: bytes, parse: Callable[[Any], T], headers: Mapping[str, str] | None) -> T:
+    async def _send(
+        self, path: str, body: bytes, parse: Callable[[Any], T], headers: Mapping[str, str] | None
+    ) -> T:
         attempts = Counter[bool]()
         while True:
             try:
@@ -133,7 +149,8 @@ class EngineClient:
                 attempts[not_loaded] += 1
 
     def _delay(self, attempt: int) -> float:
-        """Exponential backoff with jitter, which spreads the retries to a restarted engine over time."""
+        """Exponential backoff with jitter, which spreads the retries to a restarted engine over
+        time."""
         ceiling = min(self.settings.backoff_max_s, self.settings.backoff_s * 2**attempt)
         return self._jitter.uniform(ceiling / 2, ceiling)
 
@@ -144,7 +161,9 @@ class EngineClient:
                 async with session.post(self.url + path, data=body, headers=headers) as response:
                     answer = await response.read()
         except TimeoutError as error:
-            raise EngineError(f"no answer within engine.timeout_s: {self.settings.timeout_s:g}", "timeout") from error
+            raise EngineError(
+                f"no answer within engine.timeout_s: {self.settings.timeout_s:g}", "timeout"
+            ) from error
         except aiohttp.ClientConnectorError as error:
             raise EngineError(f"{type(error).__name__}: {error}", "refused") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -202,9 +221,12 @@ class EngineLoads:
             self._task = asyncio.create_task(self._watch())
 
     def take(self) -> dict[int, EngineLoad]:
-        """Return the loads since the last call. An engine keeps its number while it does not tell."""
+        """Return the loads since the last call. An engine keeps its number while it does not
+        tell."""
         found, self._found = self._found, defaultdict(list)
-        mean = lambda loads: EngineLoad(*(sum(part) / len(part) for part in zip(*loads, strict=True)))
+        mean = lambda loads: EngineLoad(
+            *(sum(part) / len(part) for part in zip(*loads, strict=True))
+        )
         return {number: mean(found[number]) for number in sorted(found)}
 
     def close(self) -> None:
@@ -218,7 +240,11 @@ class EngineLoads:
                 urls = sorted(str(worker["url"]) for worker in workers)
             except (EngineError, LookupError, TypeError) as error:
                 if not isinstance(error, EngineError) or error.is_final:
-                    logger.info("%s does not list its engines, so no batch tells their loads: %s", self._router, error)
+                    logger.info(
+                        "%s does not list its engines, so no batch tells their loads: %s",
+                        self._router,
+                        error,
+                    )
                     return
                 urls = []  # it may come back
             numbered = [(self._numbers.setdefault(url, len(self._numbers)), url) for url in urls]
@@ -228,7 +254,9 @@ class EngineLoads:
     async def _ask(self, number: int, url: str) -> None:
         try:
             ranks: list[Mapping[str, int]] = (await self._get(f"{url}/v1/loads"))["loads"]
-            load = EngineLoad(*(sum(rank[f"num_{kind}_reqs"] for rank in ranks) for kind in EngineLoad._fields))
+            load = EngineLoad(
+                *(sum(rank[f"num_{kind}_reqs"] for rank in ranks) for kind in EngineLoad._fields)
+            )
         except (EngineError, LookupError, TypeError) as error:  # it restarts, or is another version
             logger.debug("%s does not tell its load: %s", url, error)
             return
@@ -237,11 +265,14 @@ class EngineLoads:
 
 def _refuse_other_weights(generation: Generation, weights: ActorWeights) -> None:
     newest = max(numbered_versions(generation), default=0)
-    if weights.first is None or newest >= weights.first:  # loops decide about responses that span an update
+    if (
+        weights.first is None or newest >= weights.first
+    ):  # loops decide about responses that span an update
         return
     versions = ", ".join(generation.weight_versions) or "none"
     raise EngineError(
-        f"an engine answered that has not got the actor's weights (weight_version: {versions}), as after its restart",
+        f"an engine answered that has not got the actor's weights (weight_version: {versions}), "
+        "as after its restart",
         OTHER_WEIGHTS,
     )
 
@@ -255,7 +286,8 @@ def _refusal(status: int, body: bytes, retry_after: str) -> EngineError:
 
 
 def _message(body: bytes) -> str:
-    """The text of an error's JSON, as SGLang, vLLM and OpenAI write it; the start of the body otherwise."""
+    """The text of an error's JSON, as SGLang, vLLM and OpenAI write it; the start of the body
+    otherwise."""
     text = body.decode(errors="replace")
     try:
         found: Any = json.loads(text)
@@ -266,9 +298,16 @@ def _message(body: bytes) -> str:
     return (found if isinstance(found, str) else text)[:300]
 
 
-def request_body(prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapping[str, Any] | None = None) -> bytes:
-    """The JSON of a `/generate` request; with images, each is one unexpanded placeholder in `input_ids`."""
-    others: dict[str, Any] = {"sampling_params": dict(sampling_params), "return_logprob": True, **(extra or {})}
+def request_body(
+    prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapping[str, Any] | None = None
+) -> bytes:
+    """The JSON of a `/generate` request; with images, each is one unexpanded placeholder in
+    `input_ids`."""
+    others: dict[str, Any] = {
+        "sampling_params": dict(sampling_params),
+        "return_logprob": True,
+        **(extra or {}),
+    }
     if prompt.image_data:
         others["image_data"] = prompt.image_data
     ids = prompt.token_ids if prompt.engine_ids is None else prompt.engine_ids
@@ -276,7 +315,8 @@ def request_body(prompt: Prompt, sampling_params: Mapping[str, Any], extra: Mapp
 
 
 def write_json(value: Any) -> bytes:
-    """JSON as UTF-8. What orjson does not write, such as a lone surrogate in a text, the standard library does."""
+    """JSON as UTF-8. What orjson does not write, such as a lone surrogate in a text, the standard
+    library does."""
     try:
         return orjson.dumps(value)
     except TypeError:
@@ -284,7 +324,8 @@ def write_json(value: Any) -> bytes:
 
 
 def read_json(body: bytes) -> Any:
-    """Parse the response's JSON; raises EngineError if it is truncated, not JSON, or nested too deeply."""
+    """Parse the response's JSON; raises EngineError if it is truncated, not JSON, or nested too
+    deeply."""
     try:
         return orjson.loads(body)
     except ValueError:
@@ -306,7 +347,9 @@ def parse_generation(answer: Any, version_names: Mapping[str, str] = NO_NAMES) -
     finish = meta.get("finish_reason")
     reason = finish.get("type") if isinstance(finish, dict) else finish
     if reason not in tuple(FinishReason):
-        raise EngineError(f"finish_reason must be stop, length or abort, got {reprlib.repr(finish)}")
+        raise EngineError(
+            f"finish_reason must be stop, length or abort, got {reprlib.repr(finish)}"
+        )
     reason = FinishReason(reason)
     token_ids, log_probs = _tokens(meta, reason)
     text = answer.get("text")
@@ -324,13 +367,17 @@ def parse_generation(answer: Any, version_names: Mapping[str, str] = NO_NAMES) -
 
 
 def _stop_id(finish: Any, token_ids: Sequence[int]) -> int | None:
-    """The last token, unless `matched` says that a text ended the response; the response holds its stop token."""
+    """The last token, unless `matched` says that a text ended the response; the response holds its
+    stop token."""
     matched = finish.get("matched") if isinstance(finish, dict) else None
     return token_ids[-1] if matched is None or matched == token_ids[-1] else None
 
 
-def _versions(meta: Mapping[str, Any], rename: Mapping[str, str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Return the weight versions that produced the tokens, and the end of each version's tokens if SGLang says it."""
+def _versions(
+    meta: Mapping[str, Any], rename: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Return the weight versions that produced the tokens, and the end of each version's tokens if
+    SGLang says it."""
     several, version = meta.get("weight_versions"), meta.get("weight_version")
     ends: list[Any] = [None]
     if isinstance(several, list) and several:
@@ -351,7 +398,9 @@ def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], l
     if entries is None and reason == FinishReason.ABORT:
         return [], []
     if not isinstance(entries, list):
-        raise EngineError("meta_info has no output_token_logprobs; the request asked for return_logprob")
+        raise EngineError(
+            "meta_info has no output_token_logprobs; the request asked for return_logprob"
+        )
     token_ids: list[int] = []
     log_probs: list[float] = []
     for position, entry in enumerate(entries):
@@ -364,12 +413,16 @@ def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], l
         if not math.isfinite(log_prob) or log_prob > 1e-3:
             raise EngineError(f"output_token_logprobs[{position}] has log-prob {log_prob}")
         if type(token_id) is not int or not 0 <= token_id <= MAX_TOKEN_ID:
-            raise EngineError(f"output_token_logprobs[{position}] has token id {reprlib.repr(token_id)}")
+            raise EngineError(
+                f"output_token_logprobs[{position}] has token id {reprlib.repr(token_id)}"
+            )
         token_ids.append(token_id)
         log_probs.append(log_prob)
     count = meta.get("completion_tokens")
     if count is not None and count != len(token_ids) and reason != FinishReason.ABORT:
-        raise EngineError(f"completion_tokens is {reprlib.repr(count)} but {len(token_ids)} log-probs came back")
+        raise EngineError(
+            f"completion_tokens is {reprlib.repr(count)} but {len(token_ids)} log-probs came back"
+        )
     if not token_ids and reason != FinishReason.ABORT:
         raise EngineError("the answer has no tokens")
     return token_ids, log_probs

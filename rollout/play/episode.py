@@ -1,7 +1,9 @@
-"""One live episode: asks the engine, steps the environment, records the turn, and builds the next prompt.
+"""One live episode: asks the engine, steps the environment, records the turn, and builds the next
+prompt.
 
-Invariant: a turn reaches the environment exactly once, unless it was asked for notes, which the environment never gets.
-After an aborted or failed generation, the same prompt is sent again before the environment sees anything.
+Invariant: a turn reaches the environment exactly once, unless it was asked for notes, which the
+environment never gets. After an aborted or failed generation, the same prompt is sent again before
+the environment sees anything.
 """
 
 from __future__ import annotations
@@ -29,9 +31,12 @@ ABORT_PAUSE_S = 0.2
 
 
 class Episode:
-    """An episode between two turns: `prompt` is the next prompt, `stop` says why the episode ended (None: it runs)."""
+    """An episode between two turns: `prompt` is the next prompt, `stop` says why the episode ended
+    (None: it runs)."""
 
-    def __init__(self, runtime: Runtime, spec: EpisodeSpec, session: EnvSession, prompts: Prompts) -> None:
+    def __init__(
+        self, runtime: Runtime, spec: EpisodeSpec, session: EnvSession, prompts: Prompts
+    ) -> None:
         """Encode the first prompt; raises EncodingError, and ConfigError if it does not fit."""
         self.runtime = runtime
         self.spec = spec
@@ -41,18 +46,21 @@ class Episode:
         self.steps = 0
         """Turns that the environment got; in the others, the model wrote its notes."""
         self.max_turns = spec.env.max_turns
-        """Turns of the environment after which the episode counts as truncated; None for no limit."""
+        """Turns of the environment after which the episode counts as truncated; None for no
+        limit."""
         self.stop: StopReason | None = None
         self.total_reward = 0.0
         self.answers: list[tuple[int, ...]] = []
-        """Token ids of every response so far: tuples, which the garbage collector stops tracking, unlike lists."""
+        """Token ids of every response so far: tuples, which the garbage collector stops tracking,
+        unlike lists."""
         self.stepped: list[bool] = []
         """Whether the environment got each of them."""
         self.prompt: Prompt = prompts.first()
         self.writes_notes = False
         """Whether `prompt` asks for notes."""
         self.has_next_prompt = True
-        """False once the last observation could not be encoded; `prompt` then shows the state before it."""
+        """False once the last observation could not be encoded; `prompt` then shows the state
+        before it."""
         self._spans = SpanLog(runtime.traced)
 
     @property
@@ -60,8 +68,11 @@ class Episode:
         """The digests of everything that the environment has shown."""
         return self.session.digests
 
-    async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False) -> Generation:
-        """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says to return it.
+    async def generate(
+        self, params: Mapping[str, Any], gives_up: Callable[[], bool] = lambda: False
+    ) -> Generation:
+        """Ask the engine for the response; an aborted request is sent again, unless `gives_up` says
+        to return it.
 
         Raises:
             EngineError: as the client's.
@@ -69,13 +80,15 @@ class Episode:
         """
         assert self.stop is None, "the episode is over"
         runtime, aborts = self.runtime, 0
-        while (generation := await self._request(params)).finish_reason is FinishReason.ABORT and not gives_up():
+        while (
+            generation := await self._request(params)
+        ).finish_reason is FinishReason.ABORT and not gives_up():
             aborts += 1
             runtime.counters["turns_aborted"] += 1
             if aborts > runtime.settings.max_turn_retries:
                 raise TurnAbortedError(
-                    f"turn {self.index} of episode {self.spec.episode_id} was aborted {aborts} times "
-                    "(max_turn_retries bounds this)"
+                    f"turn {self.index} of episode {self.spec.episode_id} was aborted {aborts} "
+                    "times (max_turn_retries bounds this)"
                 )
             if aborts > 1:
                 await asyncio.sleep(ABORT_PAUSE_S)
@@ -90,7 +103,9 @@ class Episode:
             params["max_new_tokens"] = min(most, params.get("max_new_tokens", most))
         headers = routing_headers(flags, spec)
         extra = {"return_routed_experts": True} if flags.use_rollout_routing_replay else None
-        generation = await self.runtime.engine.generate(self.prompt, params, headers=headers, extra=extra)
+        generation = await self.runtime.engine.generate(
+            self.prompt, params, headers=headers, extra=extra
+        )
         if (difference := differing_prompt(generation, self.prompt)) is not None:
             name, words = difference
             self.runtime.count_fault(name, spec.episode_id, words)
@@ -98,10 +113,11 @@ class Episode:
         return generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Step the environment with a finished generation, record the turn, and build the next prompt.
+        """Step the environment with a finished generation, record the turn, and build the next
+        prompt.
 
-        If the prompt asked for notes, the environment gets nothing. Raises EnvironmentFault if the environment is lost,
-        and this turn with it.
+        If the prompt asked for notes, the environment gets nothing. Raises EnvironmentFault if the
+        environment is lost, and this turn with it.
         """
         generation = self.prompts.encoder.without_placeholders(generation)
         if not generation.trained:
@@ -140,7 +156,8 @@ class Episode:
         )
 
     async def _write_notes(self, generation: Generation) -> Turn:
-        """Give the response to the conversation alone; the turn's state is that of the environment's last turn."""
+        """Give the response to the conversation alone; the turn's state is that of the
+        environment's last turn."""
         summary = self.prompts.noted(self.prompt, generation)
         notes = self.prompts.conversation.notes
         return replace(self._turn(generation), moves=False, notes=notes, summary=summary)
@@ -159,7 +176,8 @@ class Episode:
         )
 
     async def _look_ahead(self, turn: Turn) -> Turn:
-        """Build the next prompt; the episode ends if the prompt does not fit or `max_turns` is reached.
+        """Build the next prompt; the episode ends if the prompt does not fit or `max_turns` is
+        reached.
 
         Nothing is noted after a limit.
         """
@@ -179,7 +197,9 @@ class Episode:
             self.prompt, fits, self.writes_notes = await self.prompts.after(turn, may_write_notes)
         except EncodingError as error:
             # For example an image that cannot be read. The episode ends, the batch goes on.
-            logger.warning("episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error)
+            logger.warning(
+                "episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error
+            )
             self.stop, self.has_next_prompt = self.stop or StopReason.ENCODING, False
         if not fits:
             self.stop = self.stop or StopReason.CONTEXT

@@ -34,13 +34,16 @@ class EpisodeResult:
         return self.transcript.facts(self.spec, self.stop, self.fault)
 
 
-async def play_episode(runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False) -> EpisodeResult:
+async def play_episode(
+    runtime: Runtime, spec: EpisodeSpec, *, detailed: bool = False
+) -> EpisodeResult:
     """Play one episode to its end; a lost environment or a refused prompt ends it.
 
     If `detailed`, the transcript keeps images, token ids, and every token's text and log-prob.
 
     Raises:
-        EngineError: the engine did not answer within the allowed retries, or refused more than this prompt.
+        EngineError: the engine did not answer within the allowed retries, or refused more than this
+        prompt.
     """
     held_out = HeldOut(runtime, spec, detailed)
     slot = Slot(held_out.start)
@@ -71,7 +74,9 @@ class HeldOut:
 
     async def start(self, _: int) -> Episode:
         """Start the episode, with limits for evaluations."""
-        episode = await start_episode(self._runtime, self._spec, self._runtime.flags.eval_max_response_len)
+        episode = await start_episode(
+            self._runtime, self._spec, self._runtime.flags.eval_max_response_len
+        )
         episode.max_turns = episode.session.turn_limit
         self.transcript.tools = episode.prompts.reply.tools
         return episode
@@ -99,14 +104,20 @@ class HeldOut:
         generation, encoder = turn.generation, episode.prompts.encoder
         ids = generation.token_ids
         answer = encoder.answer_text(ids, generation.stop_id)  # as the environment read it
-        info = turn_facts(turn) | {"metrics": turn.metrics, "finish_reason": str(generation.finish_reason)}
+        info = turn_facts(turn) | {
+            "metrics": turn.metrics,
+            "finish_reason": str(generation.finish_reason),
+        }
         info["moves"] = turn.moves
         tokens: Mapping[str, Any] | None = None
         prompt_and_answer = None
         if self._detailed:
             prompt_and_answer = turn.prompt.token_ids, ids
             if self._spec.past is None or turn.index >= len(self._spec.past.turns):
-                tokens = {"text": [encoder.decode([token]) for token in ids], "log_probs": list(generation.log_probs)}
+                tokens = {
+                    "text": [encoder.decode([token]) for token in ids],
+                    "log_probs": list(generation.log_probs),
+                }
         self.transcript.add(self._messages, self._images, answer, info, tokens, prompt_and_answer)
         self.transcript.digests = episode.digests
         if episode.stop is not None:
@@ -120,8 +131,8 @@ class HeldOut:
 def recorded_generation(turn: Mapping[str, Any], encoder: DeltaEncoder) -> Generation:
     """Return the response of a recorded turn, with log-probs of 0.
 
-    It has the recorded token ids, or, if these do not read as the recorded text, those of the text: another model
-    played, or a player without tokens.
+    It has the recorded token ids, or, if these do not read as the recorded text, those of the text:
+    another model played, or a player without tokens.
     """
     ids = list((turn.get("token_ids") or {}).get("response") or ())
     if not ids or encoder.answer_text(ids, ids[-1]) != turn["response"]:
@@ -130,7 +141,8 @@ def recorded_generation(turn: Mapping[str, Any], encoder: DeltaEncoder) -> Gener
 
 
 def after_refusal(error: EngineError, transcript: Transcript) -> tuple[StopReason, str | None]:
-    """Return how an episode ends whose next prompt the engine refused, and its fault; raises any other EngineError.
+    """Return how an episode ends whose next prompt the engine refused, and its fault; raises any
+    other EngineError.
 
     The transcript's last turn becomes truncated.
     """

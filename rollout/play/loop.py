@@ -1,4 +1,5 @@
-"""The loop that plays: a slot holds the episode, a collector decides when to ask and takes what was played."""
+"""The loop that plays: a slot holds the episode, a collector decides when to ask and takes what was
+played."""
 
 import asyncio
 import time
@@ -29,14 +30,17 @@ class LiveEpisode(Protocol):
 
     @property
     def digests(self) -> Sequence[str]: ...
-    async def generate(self, params: Mapping[str, Any], gives_up: Callable[[], bool] = ...) -> Generation: ...
+    async def generate(
+        self, params: Mapping[str, Any], gives_up: Callable[[], bool] = ...
+    ) -> Generation: ...
     async def step(self, generation: Generation, engine_s: float = ...) -> Turn: ...
     def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment: ...
     async def close(self) -> None: ...
 
 
 class Slot:
-    """Holds at most one live episode; with a stride, plays one after another and starts the next one ahead."""
+    """Holds at most one live episode; with a stride, plays one after another and starts the next
+    one ahead."""
 
     def __init__(
         self,
@@ -45,7 +49,8 @@ class Slot:
         stride: int | None = None,
         episode: LiveEpisode | None = None,
     ) -> None:
-        """`start` begins the episode with an id: first `number`, then `number + stride`, and so on; None: only one."""
+        """`start` begins the episode with an id: first `number`, then `number + stride`, and so on;
+        None: only one."""
         self.number = number
         self.next_episode = number
         self.episode = episode
@@ -76,7 +81,8 @@ class Slot:
 
     def _start_next(self) -> asyncio.Task[LiveEpisode]:
         task = asyncio.create_task(self._start(self.next_episode))
-        # Reads the exception, which asyncio would otherwise log as never retrieved; `live` raises it.
+        # Reads the exception, which asyncio would otherwise log as never retrieved; `live` raises
+        # it.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
@@ -107,7 +113,8 @@ class Collector(Protocol):
         ...
 
     def lose(self, slot: Slot, fault: EnvironmentFault) -> None:
-        """Give up the slot's episode, and with it the turn in flight; may raise FailureBudgetError."""
+        """Give up the slot's episode, and with it the turn in flight; may raise
+        FailureBudgetError."""
         ...
 
 
@@ -134,7 +141,8 @@ async def play(slot: Slot, collector: Collector) -> None:
 
 
 async def gather(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all and return their results; on the first error, cancel the others and raise that error."""
+    """Run all and return their results; on the first error, cancel the others and raise that
+    error."""
     tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

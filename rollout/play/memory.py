@@ -1,7 +1,7 @@
 """Chooses which past turns a prompt shows, and how.
 
-With a memory, only the current observation shows its short-term part, and the executed action replaces a rejected
-response.
+With a memory, only the current observation shows its short-term part, and the executed action
+replaces a rejected response.
 """
 
 import reprlib
@@ -33,7 +33,8 @@ class Exchange:
 
 
 class Memory(Protocol):
-    """Chooses how past exchanges appear; `past` is in order and holds at most `horizon` exchanges."""
+    """Chooses how past exchanges appear; `past` is in order and holds at most `horizon`
+    exchanges."""
 
     @property
     def horizon(self) -> int | None:
@@ -47,7 +48,8 @@ class Memory(Protocol):
 
 @dataclass(frozen=True)
 class WindowMemory:
-    """The last n turns with their reasoning, as in Verlog, or with the executed action in place of the response."""
+    """The last n turns with their reasoning, as in Verlog, or with the executed action in place of
+    the response."""
 
     horizon: int | None
     actions_only: bool = False
@@ -58,14 +60,16 @@ class WindowMemory:
 
 @dataclass(frozen=True)
 class NotesMemory(WindowMemory):
-    """The last n turns; prompts also show the notes that the model wrote last, up to `notes_chars` characters."""
+    """The last n turns; prompts also show the notes that the model wrote last, up to `notes_chars`
+    characters."""
 
     notes_chars: int = 400
 
 
 @dataclass(frozen=True)
 class SummaryMemory:
-    """The turns since the model last wrote its notes, and the `keep` turns before; it writes in a separate turn."""
+    """The turns since the model last wrote its notes, and the `keep` turns before; it writes in a
+    separate turn."""
 
     every: int
     budget: int
@@ -82,7 +86,8 @@ class SummaryMemory:
 
 @dataclass(frozen=True)
 class Compaction:
-    """The whole conversation; where it would outgrow the context, it goes on from notes and the `keep` last turns."""
+    """The whole conversation; where it would outgrow the context, it goes on from notes and the
+    `keep` last turns."""
 
     free: int
     keep: int
@@ -92,7 +97,8 @@ class Compaction:
 
 @dataclass(frozen=True)
 class PeriodicClearMemory:
-    """Grows turn by turn and is emptied every `horizon` turns; in between, prompts share prefixes."""
+    """Grows turn by turn and is emptied every `horizon` turns; in between, prompts share
+    prefixes."""
 
     horizon: int
 
@@ -101,7 +107,8 @@ class PeriodicClearMemory:
 
 
 def memory_of(settings: RolloutSettings) -> Memory | Compaction | None:
-    """Make the memory of prompts as the YAML describes them; None: each shows the whole conversation."""
+    """Make the memory of prompts as the YAML describes them; None: each shows the whole
+    conversation."""
     config = settings.memory
     if settings.history == "window":
         return build_memory(config)
@@ -111,7 +118,8 @@ def memory_of(settings: RolloutSettings) -> Memory | Compaction | None:
 
 
 def build_memory(config: MemorySettings) -> Memory:
-    """Make the memory that `memory.kind` names; raises ConfigError for an unknown kind, or a factory that fails."""
+    """Make the memory that `memory.kind` names; raises ConfigError for an unknown kind, or a
+    factory that fails."""
     match config.kind:
         case "window":
             return WindowMemory(config.n)
@@ -127,20 +135,27 @@ def build_memory(config: MemorySettings) -> Memory:
             return SummaryMemory(config.every, config.budget, config.keep, config.max_tokens)
     if not {".", ":"} & set(config.kind):
         raise ConfigError(
-            f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, full, "
-            "inline_notes, notes or the import path of a factory (module.function, or file.py:function)"
+            f"memory.kind '{config.kind}' is unknown; use window, actions_only, periodic_clear, "
+            "full, inline_notes, notes or the import path of a factory (module.function, or "
+            "file.py:function)"
         )
     factory = load_attribute(config.kind, "memory.kind")
     try:
         memory = factory(config)
     except Exception as error:
-        raise ConfigError(f"memory.kind: {config.kind} failed with the memory's settings: {describe(error)}") from error
+        raise ConfigError(
+            f"memory.kind: {config.kind} failed with the memory's settings: {describe(error)}"
+        ) from error
     horizon = getattr(memory, "horizon", "")
-    if isinstance(horizon, int | None) and (horizon or 0) >= 0 and callable(getattr(memory, "messages", None)):
+    if (
+        isinstance(horizon, int | None)
+        and (horizon or 0) >= 0
+        and callable(getattr(memory, "messages", None))
+    ):
         return memory
     raise ConfigError(
-        f"memory.kind: {config.kind} returned {reprlib.repr(memory)}; return an object with `horizon` (past turns that "
-        "it may need, None for all) and `messages(past, index)`"
+        f"memory.kind: {config.kind} returned {reprlib.repr(memory)}; return an object with "
+        "`horizon` (past turns that it may need, None for all) and `messages(past, index)`"
     )
 
 
@@ -152,7 +167,9 @@ def _show(past: Sequence[Exchange], actions_only: bool = False) -> list[Message]
     shown: list[Message] = []
     for exchange in past:
         content = "Observation:\n" + exchange.observation["text"]["long_term_context"]
-        response = exchange.executed_action if actions_only else "Previous plan:\n" + exchange.reasoning()
+        response = (
+            exchange.executed_action if actions_only else "Previous plan:\n" + exchange.reasoning()
+        )
         content = content_of(exchange.observation, content, current=False)
         shown += [{"role": "user", "content": content}, {"role": "assistant", "content": response}]
     return shown

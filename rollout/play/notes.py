@@ -1,4 +1,5 @@
-"""Notes that the model writes for itself: the requests for them, what a response wrote, and what it kept."""
+"""Notes that the model writes for itself: the requests for them, what a response wrote, and what it
+kept."""
 
 import math
 import re
@@ -15,12 +16,14 @@ NOTES_REQUEST = (
 )
 _SUMMARY_START = "Write your notes now, and nothing else"
 SUMMARY_REQUEST = (
-    f"{_SUMMARY_START}: what you need to remember from the text above. They replace your old notes. "
-    "Later prompts show the task, these notes and what happens from now on. Notes are cut after {} tokens."
+    f"{_SUMMARY_START}: what you need to remember from the text above. They replace your old "
+    "notes. Later prompts show the task, these notes and what happens from now on. Notes are cut "
+    "after {} tokens."
 )
 _NOTES = re.compile(r"^[ \t]*NOTES:(.*)", re.MULTILINE)
 _AGES = ((1, "1"), (4, "2_to_4"), (math.inf, "5_and_more"))
-"""Groups of facts by the number of times that the notes have been rewritten since the fact appeared."""
+"""Groups of facts by the number of times that the notes have been rewritten since the fact
+appeared."""
 
 
 class Notes:
@@ -42,7 +45,8 @@ class Notes:
         self._rewrites = {fact: self._rewrites.get(fact, 0) for fact in facts}
 
     def answered(self, response: str | None, most: int) -> None:
-        """Count a turn, whose `response` may have a line of notes; they are cut after `most` characters."""
+        """Count a turn, whose `response` may have a line of notes; they are cut after `most`
+        characters."""
         self.turns += 1
         self.events = ()
         if response is not None:
@@ -61,7 +65,8 @@ class Notes:
         return all(fact.lower() in self.text.lower() for fact in facts)
 
     def facts_kept(self) -> dict[str, float]:
-        """Share of the environment's facts that they name, in all and by the age of the fact in rewrites."""
+        """Share of the environment's facts that they name, in all and by the age of the fact in
+        rewrites."""
         groups: dict[str, list[bool]] = {}
         for fact, count in self._rewrites.items():
             age = next(name for limit, name in _AGES if count <= limit)
@@ -87,7 +92,8 @@ def after_reasoning(response: str) -> str:
 
 
 def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEvent, ...]]:
-    """Return the notes after a valid response and what it did to them; its last line of notes counts.
+    """Return the notes after a valid response and what it did to them; its last line of notes
+    counts.
 
     Args:
         before: the notes so far, which stay if the response has none.
@@ -108,9 +114,14 @@ def read_notes(answer: str, before: str, most: int) -> tuple[str, tuple[NotesEve
 
 
 def measure_notes(
-    generation: Generation, text: str, prompt: Prompt, ends: Collection[int], control: Collection[int]
+    generation: Generation,
+    text: str,
+    prompt: Prompt,
+    ends: Collection[int],
+    control: Collection[int],
 ) -> dict[str, float]:
-    """Return what can be wrong with notes; `copied` is left out if they have fewer than four tokens.
+    """Return what can be wrong with notes; `copied` is left out if they have fewer than four
+    tokens.
 
     `ends` are the tokens that end a response, `control` all control tokens.
     """

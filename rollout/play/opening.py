@@ -14,11 +14,15 @@ from rollout.workers.pool import ReplayError
 from rollout.workers.reply import check_history
 
 
-async def open_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode:
-    """Start an episode in this process or another one; with `replay`, give it the same responses again.
+async def open_episode(
+    runtime: Runtime, spec: EpisodeSpec, replay: Replay | None = None
+) -> LiveEpisode:
+    """Start an episode in this process or another one; with `replay`, give it the same responses
+    again.
 
     Raises:
-        EnvironmentFault: the environment could not be started, or its first prompt cannot be encoded or does not fit.
+        EnvironmentFault: the environment could not be started, or its first prompt cannot be
+            encoded or does not fit.
         ReplayError: a replay showed something else.
         EncodingError: the chat template does not show the environment's tools.
     """
@@ -31,8 +35,11 @@ async def open_episode(runtime: Runtime, spec: EpisodeSpec, replay: Replay | Non
     return episode
 
 
-async def start_episode(runtime: Runtime, spec: EpisodeSpec, response_len: int | None = None) -> Episode:
-    """Start an episode's environment in this process and encode its first prompt. Raises as `open_episode`."""
+async def start_episode(
+    runtime: Runtime, spec: EpisodeSpec, response_len: int | None = None
+) -> Episode:
+    """Start an episode's environment in this process and encode its first prompt. Raises as
+    `open_episode`."""
     session = await runtime.pool.open(spec.env)
     try:
         assert session.reply is not None, "an open session has a reply"
@@ -50,16 +57,23 @@ async def start_episode(runtime: Runtime, spec: EpisodeSpec, response_len: int |
 
 
 async def _play_again(episode: Episode, replay: Replay) -> None:
-    """Give the episode its earlier responses; closes it and raises ReplayError if it shows something else."""
+    """Give the episode its earlier responses; closes it and raises ReplayError if it shows
+    something else."""
     try:
         if not episode.prompts.reply.deterministic:
-            raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
+            raise ReplayError(
+                "the environment is not deterministic, so the episode cannot be replayed"
+            )
         episode.session.replayed = True
         for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
             if episode.writes_notes is to_environment:
-                raise ReplayError("the memory asks for notes at other turns than when the episode was played")
+                raise ReplayError(
+                    "the memory asks for notes at other turns than when the episode was played"
+                )
             stop_id = token_ids[-1] if token_ids else None
-            replayed = Generation(token_ids, [0.0] * len(token_ids), "", FinishReason.STOP, stop_id=stop_id)
+            replayed = Generation(
+                token_ids, [0.0] * len(token_ids), "", FinishReason.STOP, stop_id=stop_id
+            )
             await episode.step(replayed)
         if episode.digests != list(replay.digests) or episode.stop is not None:
             raise ReplayError("the replayed episode differs from the original")

@@ -30,16 +30,34 @@ logger = logging.getLogger(__name__)
 MAX_TOOL_SETS = 256
 """Encoders with tools that are kept."""
 RETRIES = (
-    *("engine_refused", "engine_connection_lost", "engine_timeout", "engine_bad_answer", "engine_other_weights"),
+    *(
+        "engine_refused",
+        "engine_connection_lost",
+        "engine_timeout",
+        "engine_bad_answer",
+        "engine_other_weights",
+    ),
     *("turns_aborted", "turns_spanning_update", "turns_interrupted"),
-    *("env_timeout", "env_worker_died", "env_bad_reply", "env_raised", "env_tool_raised", "env_judge_raised"),
+    *(
+        "env_timeout",
+        "env_worker_died",
+        "env_bad_reply",
+        "env_raised",
+        "env_tool_raised",
+        "env_judge_raised",
+    ),
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
 FAULTS = (
     *RETRIES,
     *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
     *("episodes_failed", "episodes_too_slow", "episodes_lost_at_resume", "player_died"),
-    *("turns_by_other_weights", "sanity_check_failed", "answers_with_placeholder", "notes_not_asked"),
+    *(
+        "turns_by_other_weights",
+        "sanity_check_failed",
+        "answers_with_placeholder",
+        "notes_not_asked",
+    ),
     *("prompt_tokens_differ", "image_prompt_tokens_differ", "responses_rewritten"),
 )
 
@@ -71,7 +89,8 @@ class Players(Protocol):
 
 @dataclass
 class Runtime:
-    """What one run owns in this process; `rollout.play.runtime` makes one per `args` and event loop."""
+    """What one run owns in this process; `rollout.play.runtime` makes one per `args` and event
+    loop."""
 
     settings: RolloutSettings
     flags: RolloutFlags
@@ -100,23 +119,28 @@ class Runtime:
     _tools_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def trainable(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
-        """Return the turns; those that the actor's weights did not write lose their loss and are counted.
+        """Return the turns; those that the actor's weights did not write lose their loss and are
+        counted.
 
         Such a turn was played before any engine had named its weights.
         """
-        found = [turn if self.engine.weights.wrote(turn.generation) else turn.without_loss() for turn in turns]
+        found = [
+            turn if self.engine.weights.wrote(turn.generation) else turn.without_loss()
+            for turn in turns
+        ]
         if changed := sum(new is not old for new, old in zip(found, turns, strict=True)):
             self.counters["turns_by_other_weights"] += changed
         return tuple(found)
 
     def count_failure(self, fault: EnvironmentFault, failed: int) -> None:
-        """Count a lost environment, the `failed`-th of its batch; raises FailureBudgetError beyond the YAML's limit."""
+        """Count a lost environment, the `failed`-th of its batch; raises FailureBudgetError beyond
+        the YAML's limit."""
         self.counters["episodes_failed"] += 1
         budget = self.settings.max_episode_failures_per_batch
         if failed > budget:
             raise FailureBudgetError(
-                f"{failed} episodes of one batch failed; max_episode_failures_per_batch is {budget}. "
-                f"Last failure:\n{fault}"
+                f"{failed} episodes of one batch failed; max_episode_failures_per_batch is "
+                f"{budget}. Last failure:\n{fault}"
             ) from fault
         logger.warning("episode abandoned (%d of %d allowed): %s", failed, budget, fault)
 
@@ -150,7 +174,8 @@ class Runtime:
         return [own, *(self.players.usage() if self.players is not None else ())]
 
     def encoder_for(self, tools: Sequence[Mapping[str, Any]]) -> DeltaEncoder:
-        """Return the encoder whose prompts show these tools; raises EncodingError if the template ignores them."""
+        """Return the encoder whose prompts show these tools; raises EncodingError if the template
+        ignores them."""
         if not tools:
             return self.encoder
         key = json.dumps(list(tools), sort_keys=True)
@@ -177,4 +202,8 @@ class Runtime:
 
 def count_retries(faults: Mapping[str, int]) -> int:
     """The failed attempts among the faults that were repeated."""
-    return sum(count for name, count in faults.items() if name in RETRIES or name.startswith("engine_http_"))
+    return sum(
+        count
+        for name, count in faults.items()
+        if name in RETRIES or name.startswith("engine_http_")
+    )

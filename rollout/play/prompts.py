@@ -1,4 +1,5 @@
-"""The prompts of one episode: what its conversation shows, as token ids, and when the model writes its notes."""
+"""The prompts of one episode: what its conversation shows, as token ids, and when the model writes
+its notes."""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,7 +34,12 @@ class Prompts:
     """Whether the memory chooses what prompts show."""
 
     def __init__(
-        self, runtime: Runtime, spec: EpisodeSpec, session: EnvSession, encoder: DeltaEncoder, response_len: int | None
+        self,
+        runtime: Runtime,
+        spec: EpisodeSpec,
+        session: EnvSession,
+        encoder: DeltaEncoder,
+        response_len: int | None,
     ) -> None:
         """`response_len`: most tokens of a response; None for `--rollout-max-response-len`."""
         self.runtime, self.spec, self.session = runtime, spec, session
@@ -58,13 +64,16 @@ class Prompts:
         """Encode the first prompt; raises EncodingError, and ConfigError if it does not fit."""
         prompt, runtime = self._build(None), self.runtime
         settings = runtime.settings if self.has_memory else None
-        runtime.flags.check_first_prompt(self.spec.name, len(prompt.token_ids), settings, self._response_len)
+        runtime.flags.check_first_prompt(
+            self.spec.name, len(prompt.token_ids), settings, self._response_len
+        )
         if self.is_comparable:
             self.encoder.check(self.conversation.messages, prompt.token_ids)
         return prompt
 
     async def after(self, turn: Turn, may_write_notes: bool) -> NextPrompt:
-        """Encode the prompt after a turn, or the one that asks for notes if they are due; raises EncodingError."""
+        """Encode the prompt after a turn, or the one that asks for notes if they are due; raises
+        EncodingError."""
         prompt, flags = await self._encode(turn), self.runtime.flags
         if may_write_notes and self._are_notes_due(turn.prompt, prompt):
             asking = await self._encode(turn, notes=True)
@@ -90,15 +99,21 @@ class Prompts:
         self.runtime.count_fault(
             "notes_not_asked",
             self.spec.episode_id,
-            f"the prompt that asks for notes has {len(asking.token_ids)} tokens and does not fit, so turns are "
-            "forgotten without notes: ask earlier (memory.budget, memory.every, memory.free), lower "
-            "memory.max_tokens, or raise --rollout-max-context-len (and --rollout-max-prompt-len)",
+            f"the prompt that asks for notes has {len(asking.token_ids)} tokens and does not fit, "
+            "so turns are forgotten without notes: ask earlier (memory.budget, memory.every, "
+            "memory.free), lower memory.max_tokens, or raise --rollout-max-context-len (and "
+            "--rollout-max-prompt-len)",
         )
 
     async def _encode(self, turn: Turn, notes: bool = False) -> Prompt:
-        shown = [self.reply.observation, *(exchange.observation for exchange in self.conversation.past)]
+        shown = [
+            self.reply.observation,
+            *(exchange.observation for exchange in self.conversation.past),
+        ]
         if len(self.reply.instruction_prompt) > MAX_CACHED_CHARS or any(map(_takes_long, shown)):
-            return await asyncio.to_thread(self._build, turn, notes)  # it would stall the event loop
+            return await asyncio.to_thread(
+                self._build, turn, notes
+            )  # it would stall the event loop
         return self._build(turn, notes)
 
     def _build(self, turn: Turn | None, notes: bool = False) -> Prompt:
@@ -106,16 +121,23 @@ class Prompts:
         new = self.conversation.show(self.reply, notes=notes)
         if turn is None or not self.conversation.appends:
             return self.encoder.prompt(new)
-        return self.encoder.append(turn.prompt, turn.generation.token_ids, new, turn.generation.stop_id)
+        return self.encoder.append(
+            turn.prompt, turn.generation.token_ids, new, turn.generation.stop_id
+        )
 
     def read(self, generation: Generation) -> Reading:
         """The response as the environment reads it."""
         return self.encoder.read(generation.token_ids, generation.stop_id)
 
-    def answered(self, shown: Observation, prompt: Prompt, generation: Generation, info: StepInfo) -> None:
-        """Add the response to `prompt` to the conversation; the environment showed `shown` before it."""
+    def answered(
+        self, shown: Observation, prompt: Prompt, generation: Generation, info: StepInfo
+    ) -> None:
+        """Add the response to `prompt` to the conversation; the environment showed `shown` before
+        it."""
         encoder, ended = self.encoder, self._note_end(generation)
-        told = encoder.past_answer(encoder.answer_text(generation.token_ids, generation.stop_id), cut=ended is None)
+        told = encoder.past_answer(
+            encoder.answer_text(generation.token_ids, generation.stop_id), cut=ended is None
+        )
         if encoder.profile.channels and self.runtime.settings.history == "window":
             told = self.read(generation).text
         self.conversation.answered(shown, told, info["valid_action"], info["executed_action"])
@@ -126,7 +148,9 @@ class Prompts:
         text = after_reasoning(self.read(generation).text)
         self.conversation.noted(text)
         ends, control = self.encoder.end_of_turn_ids, self.encoder.text.control_ids
-        return measure_notes(generation, text, prompt, ends, control) | self.conversation.facts_kept()
+        return (
+            measure_notes(generation, text, prompt, ends, control) | self.conversation.facts_kept()
+        )
 
     def _note_end(self, generation: Generation) -> int | None:
         """Return the token that ended the response, if one did."""
@@ -136,7 +160,8 @@ class Prompts:
         return ended
 
     async def check_last(self, prompt: Prompt, last_answer: Sequence[int]) -> None:
-        """Compare the last prompt with its one-shot encoding; a difference is counted and does not stop the run.
+        """Compare the last prompt with its one-shot encoding; a difference is counted and does not
+        stop the run.
 
         `last_answer`: the last response, which no prompt shows if the episode ended with it.
         """

@@ -1,4 +1,5 @@
-"""What an episode adds to a request to the engine, and whether the engine used the prompt that it was sent."""
+"""What an episode adds to a request to the engine, and whether the engine used the prompt that it
+was sent."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -14,14 +15,20 @@ NOT_COUNTED = (0, 1)
 
 
 def complete_params(
-    params: Mapping[str, Any], encoder: DeltaEncoder, flags: RolloutFlags, spec: EpisodeSpec, turn: int
+    params: Mapping[str, Any],
+    encoder: DeltaEncoder,
+    flags: RolloutFlags,
+    spec: EpisodeSpec,
+    turn: int,
 ) -> dict[str, Any]:
     """Add to the sampling parameters what every request of this turn needs."""
     # An engine may know fewer tokens that end a turn than the template writes.
     stops = dict.fromkeys((*(params.get("stop_token_ids") or ()), *encoder.end_of_turn_ids))
     complete = {**params, "stop_token_ids": list(stops)}
     if flags.sglang_enable_deterministic_inference:
-        complete["sampling_seed"] = sampling_seed(params.get("sampling_seed", flags.rollout_seed), spec, turn)
+        complete["sampling_seed"] = sampling_seed(
+            params.get("sampling_seed", flags.rollout_seed), spec, turn
+        )
     if encoder.placeholder_ids:
         # An image placeholder in a response would refer to an image that does not exist.
         complete["logit_bias"] = {str(token): -100.0 for token in encoder.placeholder_ids}
@@ -36,12 +43,18 @@ def sampling_seed(base: int, spec: EpisodeSpec, turn: int) -> int:
 
 
 def routing_headers(flags: RolloutFlags, spec: EpisodeSpec) -> Mapping[str, str] | None:
-    """Headers that keep the episode on the engine with its cached prefix; None unless the router reads them."""
-    return {"X-SMG-Routing-Key": spec.routing_key} if flags.router_policy == "consistent_hashing" else None
+    """Headers that keep the episode on the engine with its cached prefix; None unless the router
+    reads them."""
+    return (
+        {"X-SMG-Routing-Key": spec.routing_key}
+        if flags.router_policy == "consistent_hashing"
+        else None
+    )
 
 
 def differing_prompt(generation: Generation, prompt: Prompt) -> tuple[str, str] | None:
-    """Return the name of the fault, and words for it, if the engine answered a prompt of another length."""
+    """Return the name of the fault, and words for it, if the engine answered a prompt of another
+    length."""
     used, sent = generation.meta_info.get("prompt_tokens"), len(prompt.token_ids)
     if not isinstance(used, int) or used in (sent, *NOT_COUNTED):
         return None

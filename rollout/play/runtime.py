@@ -20,16 +20,21 @@ class _Opened:
 
     @property
     def failed(self) -> bool:
-        return self.building.done() and (self.building.cancelled() or self.building.exception() is not None)
+        return self.building.done() and (
+            self.building.cancelled() or self.building.exception() is not None
+        )
 
 
 _opened: list[_Opened] = []
 
 
 async def get_runtime(args: Any) -> Runtime:
-    """Return this `args`' runtime on the running event loop; builds it in a thread; raises as `build_runtime`."""
+    """Return this `args`' runtime on the running event loop; builds it in a thread; raises as
+    `build_runtime`."""
     loop = asyncio.get_running_loop()
-    found = next((opened for opened in _opened if opened.args is args and opened.loop is loop), None)
+    found = next(
+        (opened for opened in _opened if opened.args is args and opened.loop is loop), None
+    )
     if found is not None and found.failed:
         _opened.remove(found)
         found = None
@@ -41,14 +46,21 @@ async def get_runtime(args: Any) -> Runtime:
 
 def open_runtimes() -> list[Runtime]:
     """The runtimes of this process, on any event loop."""
-    return [opened.building.result() for opened in list(_opened) if opened.building.done() and not opened.failed]
+    return [
+        opened.building.result()
+        for opened in list(_opened)
+        if opened.building.done() and not opened.failed
+    ]
 
 
 def _build_and_freeze(args: Any) -> Runtime:
-    """Build the runtime and its players, and exempt torch's and transformers' objects from garbage collection."""
+    """Build the runtime and its players, and exempt torch's and transformers' objects from garbage
+    collection."""
     runtime = build_runtime(args)
     if (count := process_count(args, runtime.settings)) > 1:
-        from rollout.players.manager import PlayerProcesses  # not at the top: few runs have several processes
+        from rollout.players.manager import (
+            PlayerProcesses,
+        )  # not at the top: few runs have several processes
 
         runtime.players = PlayerProcesses(runtime, args, count)
     gc.collect()
@@ -61,6 +73,8 @@ async def close_runtimes() -> None:
     loop = asyncio.get_running_loop()
     for opened in [opened for opened in _opened if opened.loop is loop]:
         _opened.remove(opened)
-        await asyncio.wait([opened.building])  # an interrupted run may close while the runtime is being built
+        await asyncio.wait(
+            [opened.building]
+        )  # an interrupted run may close while the runtime is being built
         if not opened.failed:
             await opened.building.result().close()

@@ -1,6 +1,7 @@
 """A played episode as readable JSON: what tables, the report and the viewer show.
 
-Messages and images that several prompts show are stored once, so a transcript grows linearly with its episode.
+Messages and images that several prompts show are stored once, so a transcript grows linearly with
+its episode.
 """
 
 import hashlib
@@ -15,8 +16,29 @@ from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import StopReason
 
 RECORD_KEYS = (
-    *("env_path", "task", "options", "max_turns", "task_name", "seed", "stop", "fault", "turns", "return", "success"),
-    *("progression", "valid_action_ratio", "metrics", "tools", "messages", "pictures", "story", "digests"),
+    *(
+        "env_path",
+        "task",
+        "options",
+        "max_turns",
+        "task_name",
+        "seed",
+        "stop",
+        "fault",
+        "turns",
+        "return",
+        "success",
+    ),
+    *(
+        "progression",
+        "valid_action_ratio",
+        "metrics",
+        "tools",
+        "messages",
+        "pictures",
+        "story",
+        "digests",
+    ),
 )
 """Keys of `Transcript.facts`."""
 
@@ -54,13 +76,16 @@ class Transcript:
         Args:
             prompt: the messages of its prompt.
             images: a `data:` URI per image in `prompt`, in order; shorter if images are not kept.
-            info: the environment's, as in `envs.base.StepInfo`, with the turn's `finish_reason` and `notes`, if known,
-                and the `summary` of a turn in which the model only wrote its notes.
+            info: the environment's, as in `envs.base.StepInfo`, with the turn's `finish_reason` and
+                `notes`, if known, and the `summary` of a turn in which the model only wrote its
+                notes.
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
         waiting, numbers = iter(images), info.get("metrics") or {}
-        changed = {key: value for key, value in numbers.items() if value != self._metrics.get(key, 0)}
+        changed = {
+            key: value for key, value in numbers.items() if value != self._metrics.get(key, 0)
+        }
         self.turns.append(
             {
                 "prompt": [self._message(message, waiting) for message in prompt],
@@ -86,10 +111,15 @@ class Transcript:
         self._metrics = numbers
 
     def facts(self, spec: EpisodeSpec, stop: StopReason, fault: str | None) -> dict[str, Any]:
-        """The whole record of the episode. Without its environment (`fault`), return and progression are 0."""
+        """The whole record of the episode. Without its environment (`fault`), return and
+        progression are 0."""
         progression = self._progression if fault is None else 0.0
         played = [turn for turn in self.turns if "summary" not in turn]
-        kept = [turn["summary"]["facts_kept"] for turn in self.turns if "facts_kept" in turn.get("summary", ())]
+        kept = [
+            turn["summary"]["facts_kept"]
+            for turn in self.turns
+            if "facts_kept" in turn.get("summary", ())
+        ]
         return {
             "env_path": spec.env.env_path,
             "task": spec.env.metadata.get("task"),
@@ -113,7 +143,8 @@ class Transcript:
         }
 
     def _token_ids(self, prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:
-        """A turn's ids; the first `shared` ids of its prompt are those of the last turn's prompt and response."""
+        """A turn's ids; the first `shared` ids of its prompt are those of the last turn's prompt
+        and response."""
         ids, answer = token_prefix(prompt).to_numpy(), token_prefix(response).to_numpy()
         length = min(len(ids), len(self._ids))
         different = np.flatnonzero(ids[:length] != self._ids[:length])

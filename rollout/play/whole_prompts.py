@@ -12,7 +12,8 @@ from rollout.turn import Generation, Prompt, Turn
 
 
 class WholePrompts(Prompts):
-    """Encodes what the environment wrote, with the tools that it names; memory and notes do not apply."""
+    """Encodes what the environment wrote, with the tools that it names; memory and notes do not
+    apply."""
 
     has_memory = False
 
@@ -23,7 +24,8 @@ class WholePrompts(Prompts):
 
     @property
     def is_comparable(self) -> bool:
-        """Not if the prompt ends with a response: a template renders that as a finished conversation."""
+        """Not if the prompt ends with a response: a template renders that as a finished
+        conversation."""
         return super().is_comparable and self.conversation.messages[-1]["role"] != "assistant"
 
     async def _encode(self, turn: Turn, notes: bool = False) -> Prompt:
@@ -38,13 +40,18 @@ class WholePrompts(Prompts):
         prompt, generation = self._turns[number]
         return self._continued(prompt, generation, messages, first)
 
-    def _continued(self, prompt: Prompt, generation: Generation, messages: Sequence[Message], first: int) -> Prompt:
-        """Encode a prompt that continues a turn, with that turn's own tokens unless the template disagrees.
+    def _continued(
+        self, prompt: Prompt, generation: Generation, messages: Sequence[Message], first: int
+    ) -> Prompt:
+        """Encode a prompt that continues a turn, with that turn's own tokens unless the template
+        disagrees.
 
         `first` is the number of the first message after the turn's response.
         """
         try:
-            found = self.encoder.append(prompt, generation.token_ids, messages[first:], generation.stop_id)
+            found = self.encoder.append(
+                prompt, generation.token_ids, messages[first:], generation.stop_id
+            )
             self.encoder.check(messages, found.token_ids, self._stop_ids)
             return found
         except EncodingError as error:
@@ -56,7 +63,9 @@ class WholePrompts(Prompts):
                 self.runtime.count_fault("responses_rewritten", self.spec.episode_id, words)
             return found
 
-    def answered(self, shown: Observation, prompt: Prompt, generation: Generation, info: StepInfo) -> None:
+    def answered(
+        self, shown: Observation, prompt: Prompt, generation: Generation, info: StepInfo
+    ) -> None:
         """Keep the turn, which a later prompt may continue."""
         super().answered(shown, prompt, generation, info)
         self._turns.append((prompt, generation))

@@ -1,1 +1,2 @@
-"""Plays episodes in several processes, the players; the manager, slime's own process, keeps the batch."""
+"""Plays episodes in several processes, the players; the manager, slime's own process, keeps the
+batch."""

@@ -1,8 +1,9 @@
-"""The manager's side of the players: starts them, restarts those that die, and shows their episodes as its own.
+"""The manager's side of the players: starts them, restarts those that die, and shows their episodes
+as its own.
 
-Nothing about a batch depends on how many players there are: an episode's turns follow from its seed and responses. A
-player that dies takes its environments and the responses in flight with it. Its episodes are then replayed in its
-successor, and the turns in flight are asked again.
+Nothing about a batch depends on how many players there are: an episode's turns follow from its seed
+and responses. A player that dies takes its environments and the responses in flight with it. Its
+episodes are then replayed in its successor, and the turns in flight are asked again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from rollout.workers.utilization import UNUSED, ProcessUsage
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS = 8
-"""How often one player may die while the turns of one batch are played; a lost node ends several players at once."""
+"""How often one player may die while the turns of one batch are played; a lost node ends several
+players at once."""
 AVOID_S = 600.0
 """How long a process in which no environment starts gets no episodes, if they start in others."""
 PAUSE_S = 1.0
@@ -45,10 +47,16 @@ PAUSE_S = 1.0
 
 
 class RemoteEpisode(Episode):
-    """An episode whose environment and prompts are in a player; here is what decides about a batch."""
+    """An episode whose environment and prompts are in a player; here is what decides about a
+    batch."""
 
-    def __init__(self, players: PlayerProcesses, key: int, spec: EpisodeSpec, replay: Replay) -> None:
-        self.spec, self.runtime = spec, players.runtime  # not super().__init__(), which needs the environment
+    def __init__(
+        self, players: PlayerProcesses, key: int, spec: EpisodeSpec, replay: Replay
+    ) -> None:
+        self.spec, self.runtime = (
+            spec,
+            players.runtime,
+        )  # not super().__init__(), which needs the environment
         self.index = self.steps = 0
         self.stop: StopReason | None = None
         self.has_next_prompt, self.total_reward = True, 0.0
@@ -67,10 +75,13 @@ class RemoteEpisode(Episode):
         return self._digests
 
     async def ensure(self) -> RunningPlayer:
-        """Return the player that has the episode, which is replayed if it was lost; raises EnvironmentFault."""
+        """Return the player that has the episode, which is replayed if it was lost; raises
+        EnvironmentFault."""
         while self._player is None or self._player.lost:
             played = Replay(self.answers, self.stepped, self._digests)
-            self._player, opened = await self._players.begin(self._key, "open", self._key, self.spec, played)
+            self._player, opened = await self._players.begin(
+                self._key, "open", self._key, self.spec, played
+            )
             self.prompt, self._digests = NOTHING, []
             self._take(opened)
         return self._player
@@ -92,7 +103,9 @@ class RemoteEpisode(Episode):
             player = await self.ensure()
             self._player = None  # cancelled below, the state would be unknown
             try:
-                answer = await player.call("turn", self._key, params, self._players.demands, weights.first)
+                answer = await player.call(
+                    "turn", self._key, params, self._players.demands, weights.first
+                )
                 break
             except ChildLostError:
                 self.runtime.counters["turns_interrupted"] += 1
@@ -108,7 +121,8 @@ class RemoteEpisode(Episode):
         return generation
 
     async def step(self, generation: Generation, engine_s: float = 0.0) -> Turn:
-        """Take over the turn that the player has played, with the engine's time as the player measured it."""
+        """Take over the turn that the player has played, with the engine's time as the player
+        measured it."""
         progress, turn = self._played
         self._take(progress)
         self.answers.append(tuple(turn.generation.token_ids))
@@ -133,9 +147,12 @@ class PlayerProcesses:
         """Turns that the players have finished."""
         self.demands = Demands()
         self.runtime = runtime
-        self._workers = runtime.settings.env_workers or min(runtime.settings.n_env, os.cpu_count() or 1)
+        self._workers = runtime.settings.env_workers or min(
+            runtime.settings.n_env, os.cpu_count() or 1
+        )
         self._args = copy.copy(args)
-        """slime's `args` for a player, which plays alone; the YAML's keys are in it, and the file may have changed."""
+        """slime's `args` for a player, which plays alone; the YAML's keys are in it, and the file
+        may have changed."""
         self._args.rollout_processes, self._args.custom_config_path = 1, None
         self._places = [PlayerPlace(number) for number in range(count)]
         self.where: dict[int, PlayerPlace] = {}
@@ -150,7 +167,8 @@ class PlayerProcesses:
         return [place.pid for place in self._places]
 
     async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode:
-        """Start an episode where the fewest are open, or replay what was played of it; raises EnvironmentFault."""
+        """Start an episode where the fewest are open, or replay what was played of it; raises
+        EnvironmentFault."""
         episode = RemoteEpisode(self, next(self._keys), spec, replay or Replay())
         try:
             await episode.ensure()
@@ -160,7 +178,8 @@ class PlayerProcesses:
         return episode
 
     async def evaluate(self, spec: EpisodeSpec) -> EpisodeResult:
-        """Play a held-out episode in one of the players; if that dies, from the start in its successor."""
+        """Play a held-out episode in one of the players; if that dies, from the start in its
+        successor."""
         key, first = next(self._keys), self.runtime.engine.weights.first
         try:
             _, (result, changes) = await self.begin(key, "evaluate", spec, first)
@@ -175,10 +194,11 @@ class PlayerProcesses:
         return replace(result, turns=tuple(turns))
 
     async def begin(self, key: int, method: str, *arguments: Any) -> tuple[RunningPlayer, Any]:
-        """Call a method that starts an episode; return the player and its answer. Raises EnvironmentFault.
+        """Call a method that starts an episode; return the player and its answer. Raises
+        EnvironmentFault.
 
-        If the episode does not start where nothing has started yet, another player is tried, because a package of the
-        environment may be missing there.
+        If the episode does not start where nothing has started yet, another player is tried,
+        because a package of the environment may be missing there.
         """
         tried: dict[PlayerPlace, EnvironmentFault] = {}
         while True:
@@ -192,7 +212,11 @@ class PlayerProcesses:
                 continue
             except EnvironmentFault as fault:
                 tried[place] = fault
-                others = [other for other in self._places if other not in tried and not self._is_avoided(other)]
+                others = [
+                    other
+                    for other in self._places
+                    if other not in tried and not self._is_avoided(other)
+                ]
                 if place.started or isinstance(fault, ReplayError) or not others:
                     raise
                 self.where[key] = self._emptiest(others)
@@ -218,16 +242,20 @@ class PlayerProcesses:
         return [place.earlier.plus(place.usage) for place in self._places]
 
     async def refresh(self) -> None:
-        """Have the players report what they have used up to now. One that does not answer at once may hang."""
+        """Have the players report what they have used up to now. One that does not answer at once
+        may hang."""
         players = [place.player for place in self._places if place.player is not None]
         with suppress(TimeoutError):
             async with asyncio.timeout(5.0):
-                await asyncio.gather(*(player.call("ping") for player in players), return_exceptions=True)
+                await asyncio.gather(
+                    *(player.call("ping") for player in players), return_exceptions=True
+                )
 
     async def live(self, place: PlayerPlace) -> RunningPlayer:
         """Return the place's player; starts one if there is none, or if it died.
 
-        Raises PlayerError if players die again and again, or ConfigError, for example for lack of the tokenizer.
+        Raises PlayerError if players die again and again, or ConfigError, for example for lack of
+        the tokenizer.
         """
         async with place.lock:
             while place.player is None or place.player.lost:
@@ -239,7 +267,9 @@ class PlayerProcesses:
         """Start a player; the one returned may have died already."""
         player = RunningPlayer(lambda report: self._take(place, report), lambda: self._died(place))
         args, count = copy.copy(self._args), len(self._places)
-        args.env_workers = max(1, (self._workers + count - 1 - place.number) // count)  # they add up to `_workers`
+        args.env_workers = max(
+            1, (self._workers + count - 1 - place.number) // count
+        )  # they add up to `_workers`
         try:
             node, place.pid = await player.start(await launch(place.number), args)
             place.earlier = place.earlier.plus(place.usage, -1)  # its imports are not the batch's
@@ -248,8 +278,13 @@ class PlayerProcesses:
             logger.info("%s plays with pid %d", player.name, place.pid)
         except ChildLostError:
             pass
-        except (EndedEarlyError, OSError) as error:  # a lost node, or too many processes for a moment
-            logger.warning("rollout process %d ended before it had connected: %s", place.number, error)
+        except (
+            EndedEarlyError,
+            OSError,
+        ) as error:  # a lost node, or too many processes for a moment
+            logger.warning(
+                "rollout process %d ended before it had connected: %s", place.number, error
+            )
             player.lost = True
             self._died(place)
             await asyncio.sleep(PAUSE_S)
@@ -271,21 +306,26 @@ class PlayerProcesses:
         place.deaths.append(self.turns)
         while place.deaths[0] < self.turns - self.runtime.flags.turns_per_batch:
             place.deaths.popleft()
-        logger.warning("rollout process %d died; its episodes are replayed in a new one", place.number)
+        logger.warning(
+            "rollout process %d died; its episodes are replayed in a new one", place.number
+        )
 
     def _check_deaths(self, place: PlayerPlace) -> None:
         if self._broken is not None:
             raise self._broken
         if len(place.deaths) > MAX_DEATHS:
             raise PlayerError(
-                f"rollout process {place.number} died {len(place.deaths)} times within the turns of one batch: look "
-                "for its last output and for the kernel's out-of-memory killer, lower rollout_processes, or run "
-                "environments that crash with env_backend: process"
+                f"rollout process {place.number} died {len(place.deaths)} times within the turns "
+                "of one batch: look for its last output and for the kernel's out-of-memory "
+                "killer, lower rollout_processes, or run environments that crash with "
+                "env_backend: process"
             )
 
     async def close(self) -> None:
         """End all of them; episodes that are still being opened start no other."""
-        self._broken = self._broken or PlayerError("the run has ended, and its rollout processes with it")
+        self._broken = self._broken or PlayerError(
+            "the run has ended, and its rollout processes with it"
+        )
         for place in self._places:
             if place.player is not None:
                 place.player.end()

@@ -1,7 +1,8 @@
-"""A player: a process that plays episodes with its own event loop, tokenizer, engine client and environment workers.
+"""A player: a process that plays episodes with its own event loop, tokenizer, engine client and
+environment workers.
 
-It does what the manager asks over one connection, and ends when that closes. `launch` starts it: as a guarded process
-of this machine, or as a Ray actor if this process belongs to a Ray cluster.
+It does what the manager asks over one connection, and ends when that closes. `launch` starts it: as
+a guarded process of this machine, or as a Ray actor if this process belongs to a Ray cluster.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ class EndedEarlyError(Exception):
 
 
 class Report(NamedTuple):
-    """What the player has counted; sent before a reply, so a turn never arrives before the faults on its way."""
+    """What the player has counted; sent before a reply, so a turn never arrives before the faults
+    on its way."""
 
     faults: Counter[str]
     """Faults and retries since the last report."""
@@ -76,7 +78,8 @@ class Progress(NamedTuple):
 
 
 class Player(Channel):
-    """Runs the calls that arrive, each in its own task. The public coroutines are what can be called."""
+    """Runs the calls that arrive, each in its own task. The public coroutines are what can be
+    called."""
 
     dumps = staticmethod(dumps)
 
@@ -156,8 +159,8 @@ class Player(Channel):
     ) -> Progress | Generation:
         """Ask the engine once, and step the environment with the response.
 
-        A response that was aborted or does not meet the demands is returned without its tokens; it is not stepped.
-        `first_version` is what the manager knows of `ActorWeights.first`.
+        A response that was aborted or does not meet the demands is returned without its tokens; it
+        is not stepped. `first_version` is what the manager knows of `ActorWeights.first`.
         """
         self._note_version(first_version)
         episode = self._episodes[key]
@@ -181,7 +184,9 @@ class Player(Channel):
         weights = self.runtime.engine.weights
         weights.first = first if weights.first is None else weights.first
 
-    async def evaluate(self, spec: EpisodeSpec, first_version: int | None) -> tuple[EpisodeResult, list[PromptChange]]:
+    async def evaluate(
+        self, spec: EpisodeSpec, first_version: int | None
+    ) -> tuple[EpisodeResult, list[PromptChange]]:
         """Play a whole held-out episode; return its result, and the changes of its prompts.
 
         Raises EnvironmentFault if its environment did not start.
@@ -215,7 +220,8 @@ def main() -> None:
 
 
 class PlayerActor:
-    """A player as a Ray actor, on any node; it connects to the manager and shows the token that it was given."""
+    """A player as a Ray actor, on any node; it connects to the manager and shows the token that it
+    was given."""
 
     def play(self, address: tuple[str, int], token: bytes) -> None:
         """Play until the manager closes the connection."""
@@ -239,7 +245,9 @@ class Launched:
         await asyncio.get_running_loop().create_connection(lambda: channel, sock=self.connection)
         if self.died is not None:
             # Reads the exception, which asyncio would otherwise log as never retrieved.
-            self.died.add_done_callback(lambda task: (task.cancelled() or task.exception(), channel.abort()))
+            self.died.add_done_callback(
+                lambda task: (task.cancelled() or task.exception(), channel.abort())
+            )
 
 
 async def launch(number: int) -> Launched:
@@ -254,11 +262,17 @@ async def launch(number: int) -> Launched:
 async def _launch_actor(ray: Any, number: int) -> Launched:
     token = secrets.token_bytes(32)
     connected: asyncio.Future[socket.socket] = asyncio.get_running_loop().create_future()
-    server = await asyncio.start_server(partial(_accept, token, connected), ray.util.get_node_ip_address())
-    actor = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(PlayerActor).remote()
+    server = await asyncio.start_server(
+        partial(_accept, token, connected), ray.util.get_node_ip_address()
+    )
+    actor = ray.remote(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD")(
+        PlayerActor
+    ).remote()
     playing = asyncio.ensure_future(actor.play.remote(server.sockets[0].getsockname()[:2], token))
     try:
-        await asyncio.wait({playing, connected}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {playing, connected}, timeout=START_S, return_when=asyncio.FIRST_COMPLETED
+        )
         if connected.done():
             return Launched(connected.result(), lambda: ray.kill(actor), playing)
         raise _reason(ray, number, playing.exception() if playing.done() else None)
@@ -274,8 +288,8 @@ def _reason(ray: Any, number: int, problem: BaseException | None) -> Exception:
     """Why an actor has not connected, by the error with which it ended."""
     if problem is None:
         why = (
-            f"it has not connected for {START_S:g} s; `ray status` shows whether a node has a free CPU: if none has, "
-            "lower rollout_processes, otherwise look for slow imports"
+            f"it has not connected for {START_S:g} s; `ray status` shows whether a node has a free "
+            "CPU: if none has, lower rollout_processes, otherwise look for slow imports"
         )
     else:
         told = re.sub(r"\x1b\[[\d;]*m", "", str(problem)).strip()
@@ -289,7 +303,10 @@ def _reason(ray: Any, number: int, problem: BaseException | None) -> Exception:
 
 
 async def _accept(
-    token: bytes, connected: asyncio.Future[socket.socket], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    token: bytes,
+    connected: asyncio.Future[socket.socket],
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Hand a connection over if it shows the token; what another one sends is not looked at."""
     shown = b""

@@ -16,10 +16,11 @@ from rollout.workers.utilization import UNUSED, ProcessUsage
 logger = logging.getLogger(__name__)
 
 START_S = 1800.0
-"""Seconds in which a player must start; on a busy machine or a network disk, its imports may take minutes."""
+"""Seconds in which a player must start; on a busy machine or a network disk, its imports may take
+minutes."""
 HANG_S = 300.0
-"""Seconds between two pings, and until one that is not answered counts as a death; whatever a player plays, its event
-loop answers at once."""
+"""Seconds between two pings, and until one that is not answered counts as a death; whatever a
+player plays, its event loop answers at once."""
 
 
 class RunningPlayer(Child):
@@ -35,7 +36,8 @@ class RunningPlayer(Child):
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, launched: Launched, args: Any) -> tuple[str, int]:
-        """Start and watch the launched process; return its node and id. Raises PlayerError after `START_S`."""
+        """Start and watch the launched process; return its node and id. Raises PlayerError after
+        `START_S`."""
         self.launched = launched
         try:
             async with asyncio.timeout(START_S):
@@ -43,8 +45,9 @@ class RunningPlayer(Child):
                 node, pid = await self.call("start", args)
         except TimeoutError:
             raise PlayerError(
-                f"a rollout process has not started within {START_S:g} s: look for its last output and whether its "
-                "node can read the Python packages and the tokenizer, or set rollout_processes to 1"
+                f"a rollout process has not started within {START_S:g} s: look for its last output "
+                "and whether its node can read the Python packages and the tokenizer, or set "
+                "rollout_processes to 1"
             ) from None
         self._watch = asyncio.create_task(self._end_if_hung())
         return node, pid
@@ -62,7 +65,8 @@ class RunningPlayer(Child):
             pass
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Run a method of `rollout.players.process.Player`; faults of environments get the player's name."""
+        """Run a method of `rollout.players.process.Player`; faults of environments get the player's
+        name."""
         try:
             return await super().call(method, *arguments)
         except EnvironmentFault as fault:

@@ -1,4 +1,5 @@
-"""The compact form in which prompts and turns cross the connection between the manager and a player."""
+"""The compact form in which prompts and turns cross the connection between the manager and a
+player."""
 
 from __future__ import annotations
 
@@ -41,14 +42,16 @@ class _Pickler(pickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Pickle with token ids and tensors as plain bytes, and empty prompts: a prompt crosses as a `PromptChange`."""
+    """Pickle with token ids and tensors as plain bytes, and empty prompts: a prompt crosses as a
+    `PromptChange`."""
     file = BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
 
 
 class PromptChange(NamedTuple):
-    """A prompt, as its difference from the episode's previous prompt: a growing conversation is sent once."""
+    """A prompt, as its difference from the episode's previous prompt: a growing conversation is
+    sent once."""
 
     kept: int
     """Number of first token ids that are those of the previous prompt."""
@@ -74,20 +77,34 @@ def prompt_change(old: Prompt, new: Prompt) -> PromptChange:
         engine_kept, engine_ids = token_prefix(new.engine_ids).since(old.engine_ids)
     inputs = None if new.train_inputs is None else _known(_parts(old), new.train_inputs.parts)
     return PromptChange(
-        kept, ids, _known(old.image_data, new.image_data), inputs, engine_kept, engine_ids, new.seen_tool
+        kept,
+        ids,
+        _known(old.image_data, new.image_data),
+        inputs,
+        engine_kept,
+        engine_ids,
+        new.seen_tool,
     )
 
 
 def changed_prompt(old: Prompt, change: PromptChange) -> Prompt:
     """Return the prompt after `old`; it shares memory with it."""
     parts = _parts(old)
-    inputs = None if change.inputs is None else [parts[i] if isinstance(i, int) else i for i in change.inputs]
+    inputs = (
+        None
+        if change.inputs is None
+        else [parts[i] if isinstance(i, int) else i for i in change.inputs]
+    )
     engine = change.engine_ids
     return Prompt(
         token_ids=_extended(old.token_ids, change.kept, change.ids),
-        image_data=[old.image_data[image] if isinstance(image, int) else image for image in change.images],
+        image_data=[
+            old.image_data[image] if isinstance(image, int) else image for image in change.images
+        ],
         train_inputs=None if inputs is None else ImageChain(inputs),
-        engine_ids=None if engine is None else _extended(old.engine_ids or (), change.engine_kept, engine),
+        engine_ids=None
+        if engine is None
+        else _extended(old.engine_ids or (), change.engine_kept, engine),
         seen_tool=change.seen_tool,
     )
 

@@ -1,4 +1,5 @@
-"""Learns from a chat template how a model writes calls: renders calls with marked names and values, reads them back."""
+"""Learns from a chat template how a model writes calls: renders calls with marked names and values,
+reads them back."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,10 +19,13 @@ PART_OF_TAG = re.compile(r"<[^<>]*\Z")
 """The beginning of a tag at the end of a text."""
 
 
-def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[str]) -> tuple[CallForm | None, bool]:
+def learn_call_form(
+    template: ChatTemplate, answer_start: str, stops: Sequence[str]
+) -> tuple[CallForm | None, bool]:
     """Return the form of the template's calls, and whether all calls that it writes are read back.
 
-    The form is None if a call is one JSON object, which is always read, and if the template writes no calls.
+    The form is None if a call is one JSON object, which is always read, and if the template writes
+    no calls.
 
     Args:
         answer_start: the end of every header of a response.
@@ -41,13 +45,18 @@ def learn_call_form(template: ChatTemplate, answer_start: str, stops: Sequence[s
 def _written(
     template: ChatTemplate, calls: Sequence[MarkedCall], answer_start: str, stops: Sequence[str]
 ) -> str | None:
-    """The calls as the template writes them, without the response's header and end; None if it does not show them."""
+    """The calls as the template writes them, without the response's header and end; None if it does
+    not show them."""
     text = template.with_call([{**USER, "content": LEFT}], calls=calls) or LEFT
     text = text[text.index(LEFT) + 1 :]
     if any(name not in text for name, _ in calls):
         return None
     begin = text.index(calls[0][0])
-    header = text.rfind(answer_start, 0, begin) + len(answer_start) if answer_start in text[:begin] else 0
+    header = (
+        text.rfind(answer_start, 0, begin) + len(answer_start)
+        if answer_start in text[:begin]
+        else 0
+    )
     thought = text.rfind(THOUGHT_END, 0, begin)
     body = text[max(header, thought + len(THOUGHT_END) if thought >= 0 else 0) :].strip()
     for stop in stops:
@@ -57,11 +66,14 @@ def _written(
 
 def _reads(text: str, calls: Sequence[MarkedCall], form: CallForm | None) -> bool:
     found = find_calls(text, form=form or MARKUP)
-    return found.valid and [(call.name, dict(call.arguments)) for call in found.calls] == list(calls)
+    return found.valid and [(call.name, dict(call.arguments)) for call in found.calls] == list(
+        calls
+    )
 
 
 def _form(one: str, two: str | None) -> CallForm | None:
-    """The fixed texts around the marks in one call, and in two; None if the call is one JSON object."""
+    """The fixed texts around the marks in one call, and in two; None if the call is one JSON
+    object."""
     name, arguments = FIRST
     before, _, rest = one.partition(name)
     place = _json_place(rest, arguments)
@@ -69,7 +81,9 @@ def _form(one: str, two: str | None) -> CallForm | None:
         return _form_of_pairs(before, rest, two)
     if before.rstrip().endswith('"'):
         return None
-    between = None if two is None else two[two.index(rest[: place[1]]) + place[1] : two.index(SECOND[0])]
+    between = (
+        None if two is None else two[two.index(rest[: place[1]]) + place[1] : two.index(SECOND[0])]
+    )
     opener, closer, section = _apart(before, rest[place[1] :], between)
     return CallForm(opener, rest[: place[0]], closer, section=section)
 
@@ -87,14 +101,17 @@ def _form_of_pairs(before: str, rest: str, two: str | None) -> CallForm | None:
     to_key, value, between_pairs, _ = gaps
     key = common_end(to_key, between_pairs)
     value_end = between_pairs.removesuffix(key)
-    between = None if two is None else two[two.index(marks[-1]) + len(marks[-1]) : two.index(SECOND[0])]
+    between = (
+        None if two is None else two[two.index(marks[-1]) + len(marks[-1]) : two.index(SECOND[0])]
+    )
     opener, closer, section = _apart(before, rest, between)
     closer = closer.removeprefix(value_end)
     return CallForm(opener, to_key.removesuffix(key), closer, key, value, value_end, section)
 
 
 def _apart(before: str, after: str, between: str | None) -> tuple[str, str, tuple[str, str]]:
-    """What opens and closes a call, and what stands around all calls; `between` is the text between two calls."""
+    """What opens and closes a call, and what stands around all calls; `between` is the text between
+    two calls."""
     if between is None:
         return before.strip(), after, ("", "")
     opener, closer = common_end(before, between), _whole_tags(after, between)

@@ -1,4 +1,5 @@
-"""One chat template with its tools: renders conversations, and learns once what it writes around and between them."""
+"""One chat template with its tools: renders conversations, and learns once what it writes around
+and between them."""
 
 import datetime
 import re
@@ -13,7 +14,8 @@ from rollout.errors import EncodingError
 Message = dict[str, Any]
 
 START, GENERATION, END = "start", "generation", "end"
-"""Neighbours that are not messages: the conversation's start, the generation header, the conversation's end."""
+"""Neighbours that are not messages: the conversation's start, the generation header, the
+conversation's end."""
 RECENT = "recent"
 """A response after the last user message, whose header may differ from that of earlier ones."""
 
@@ -22,7 +24,8 @@ LEFT, RIGHT = "\U0010fff1", "\U0010fff2"
 
 DATE_CALL = re.compile(r"""strftime_now\(\s*(['"])(.*?)\1\s*\)""")
 FIXED_DATE = datetime.datetime(2024, 7, 26)
-"""Replaces today's date, with which ids would change overnight; `date_string` in the kwargs has precedence."""
+"""Replaces today's date, with which ids would change overnight; `date_string` in the kwargs has
+precedence."""
 
 SYSTEM = {"role": "system", "content": "s"}
 USER = {"role": "user", "content": "u"}
@@ -37,7 +40,8 @@ CALL_IDS = ("functions.{name}:{number}", "12345{number:04d}")
 
 
 class ChatTemplate:
-    """One template with its tools and keyword arguments; `control` matches the tokenizer's control tokens in a text."""
+    """One template with its tools and keyword arguments; `control` matches the tokenizer's control
+    tokens in a text."""
 
     def __init__(
         self,
@@ -53,12 +57,16 @@ class ChatTemplate:
         self.source = DATE_CALL.sub(lambda call: repr(FIXED_DATE.strftime(call[2])), template)
         self.tools = list(tools) if tools else None
         self.names_in_ids = False
-        """Calls show their ids in place of their names, so ids must hold the names (Kimi's `functions.name:0`)."""
+        """Calls show their ids in place of their names, so ids must hold the names (Kimi's
+        `functions.name:0`)."""
         self.between = lru_cache(1024)(self._between)
         self.text_rule = lru_cache(64)(self._text_rule)
 
-    def render(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str:
-        """Return the template's text of a conversation; raises EncodingError, which names the roles."""
+    def render(
+        self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True
+    ) -> str:
+        """Return the template's text of a conversation; raises EncodingError, which names the
+        roles."""
         try:
             return self._tokenizer.apply_chat_template(
                 _with_named_ids(messages) if self.names_in_ids else list(messages),
@@ -68,14 +76,23 @@ class ChatTemplate:
                 add_generation_prompt=generation,
                 **self._kwargs,
             )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (
+            TemplateError,
+            TypeError,
+            ValueError,
+            KeyError,
+            IndexError,
+            AttributeError,
+        ) as error:
             roles = ", ".join(str(m.get("role")) for m in messages)
             raise EncodingError(
-                f"the chat template refuses a conversation of roles ({roles}): {error}. Change the messages, or set "
-                "another chat template in the checkpoint's tokenizer_config.json"
+                f"the chat template refuses a conversation of roles ({roles}): {error}. Change the "
+                "messages, or set another chat template in the checkpoint's tokenizer_config.json"
             ) from error
 
-    def attempt(self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True) -> str | None:
+    def attempt(
+        self, messages: Sequence[Message], *, generation: bool = False, tools: bool = True
+    ) -> str | None:
         """Render a conversation; None if the template refuses it."""
         try:
             return self.render(messages, generation=generation, tools=tools)
@@ -89,20 +106,23 @@ class ChatTemplate:
         return min(places) >= 0 and (not in_order or places == sorted(places))
 
     def check_tools(self, appended: bool) -> None:
-        """Raise EncodingError unless the template shows tools and results, with `appended` also after model text."""
+        """Raise EncodingError unless the template shows tools and results, with `appended` also
+        after model text."""
         if self.render([USER]) == self.render([USER], tools=False):
             raise EncodingError(
-                "the chat template ignores tools, so the model would never see them; describe them in the system "
-                "prompt, or set a chat template with tools"
+                "the chat template ignores tools, so the model would never see them; describe "
+                "them in the system prompt, or set a chat template with tools"
             )
         result = {**TOOL, "content": LEFT, "name": "f"}
         if LEFT not in (self.with_call([USER], calls=[("f", {})], after=[result]) or ""):
-            raise EncodingError("the chat template does not show tool results; set a chat template with tools")
+            raise EncodingError(
+                "the chat template does not show tool results; set a chat template with tools"
+            )
         if appended and not self.shows([USER, ASSISTANT, {**TOOL, "name": "f"}, ASSISTANT, USER]):
             raise EncodingError(
-                "the chat template takes tool results only after structured tool calls, but history: full appends them "
-                "to the model's own text; describe the tools in the prompt (tools_in: prompt), use history: window, "
-                "or set another chat template"
+                "the chat template takes tool results only after structured tool calls, but "
+                "history: full appends them to the model's own text; describe the tools in the "
+                "prompt (tools_in: prompt), use history: window, or set another chat template"
             )
 
     def with_call(
@@ -112,11 +132,15 @@ class ChatTemplate:
         after: Sequence[Message] = (),
         content: str = "",
     ) -> str | None:
-        """Render a response with structured calls after `messages`, with ids that the template accepts; else None."""
+        """Render a response with structured calls after `messages`, with ids that the template
+        accepts; else None."""
         for form in CALL_IDS:
             ids = [form.format(name=name, number=number) for number, (name, _) in enumerate(calls)]
             functions = [{"name": name, "arguments": dict(arguments)} for name, arguments in calls]
-            made = [{"type": "function", "id": i, "function": f} for i, f in zip(ids, functions, strict=True)]
+            made = [
+                {"type": "function", "id": i, "function": f}
+                for i, f in zip(ids, functions, strict=True)
+            ]
             results = [{**m, "tool_call_id": ids[0]} if m["role"] == "tool" else m for m in after]
             answer = {"role": "assistant", "content": content, "tool_calls": made}
             if (text := self.attempt([*messages, answer, *results])) is not None:
@@ -126,9 +150,17 @@ class ChatTemplate:
     # Learnt from short conversations.
 
     def _between(self, left: str, right: str) -> str | None:
-        """Return the text between the contents of `left` and `right`; None if it cannot be learnt."""
-        messages = [*before(left, False), *_marked(left, LEFT), *_marked(right, RIGHT), *after(right)]
-        text = self.attempt(messages, generation=right == GENERATION, tools=left in (START, "system"))
+        """Return the text between the contents of `left` and `right`; None if it cannot be
+        learnt."""
+        messages = [
+            *before(left, False),
+            *_marked(left, LEFT),
+            *_marked(right, RIGHT),
+            *after(right),
+        ]
+        text = self.attempt(
+            messages, generation=right == GENERATION, tools=left in (START, "system")
+        )
         if text is None:
             return None
         begin = 0 if left == START else _once(text, LEFT) + 1
@@ -136,10 +168,13 @@ class ChatTemplate:
         return text[begin:end] if (left == START or begin) and begin <= end else None
 
     def _shown(self, role: str, content: Any) -> str | None:
-        return self.attempt([*before(role, False), {"role": role, "content": content}, *after(role)])
+        return self.attempt(
+            [*before(role, False), {"role": role, "content": content}, *after(role)]
+        )
 
     def _text_rule(self, role: str) -> Callable[[str], str] | None:
-        """What the template does to texts in this role, nothing or `str.strip`; None for anything else."""
+        """What the template does to texts in this role, nothing or `str.strip`; None for anything
+        else."""
         around = self._shown(role, LEFT)
         shown = {text: self._shown(role, text) for text in PADDED}
         if around is None:
@@ -150,13 +185,20 @@ class ChatTemplate:
         return None
 
     def image_text(self) -> str | None:
-        """What the template writes for an image in a user message, the same for each; None if it shows no images."""
-        left, image, right = {"type": "text", "text": LEFT}, {"type": "image"}, {"type": "text", "text": RIGHT}
+        """What the template writes for an image in a user message, the same for each; None if it
+        shows no images."""
+        left, image, right = (
+            {"type": "text", "text": LEFT},
+            {"type": "image"},
+            {"type": "text", "text": RIGHT},
+        )
         text = self._shown("user", [left, image, right, image, left]) or ""
         first, _, rest = text.partition(LEFT)[2].partition(RIGHT)
         if first and first != (second := rest.partition(LEFT)[0]):
             differ = f"the chat template writes {first!r} for the first picture and {second!r} for the second"
-            raise EncodingError(f"{differ}; leave out what numbers them in chat_template_kwargs (add_vision_id)")
+            raise EncodingError(
+                f"{differ}; leave out what numbers them in chat_template_kwargs (add_vision_id)"
+            )
         return first or None
 
 

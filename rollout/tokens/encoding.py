@@ -1,4 +1,5 @@
-"""Messages to token ids: each message is encoded once, and the model's own tokens are never re-encoded.
+"""Messages to token ids: each message is encoded once, and the model's own tokens are never
+re-encoded.
 
 Only the template writes control tokens.
 """
@@ -12,7 +13,13 @@ from typing import Any, Literal
 from envs.plain_text import PlainText, TemplateText
 from rollout.errors import EncodingError
 from rollout.tokens.accepted import AcceptedMessages
-from rollout.tokens.chat_template import GENERATION, THOUGHT_END, THOUGHT_START, ChatTemplate, Message
+from rollout.tokens.chat_template import (
+    GENERATION,
+    THOUGHT_END,
+    THOUGHT_START,
+    ChatTemplate,
+    Message,
+)
 from rollout.tokens.image_files import MAX_PIXELS
 from rollout.tokens.images import EncodedImage, ImageEncoder, expanded, unexpanded
 from rollout.tokens.one_shot import SanityCheck, compare, references
@@ -24,25 +31,29 @@ from rollout.turn import Generation, ImageChain, Prompt
 
 
 def choose_template(tokenizer: Any, processor: Any, tools: bool) -> str:
-    """Return the checkpoint's chat template, of several the one for tools; raises EncodingError without one."""
+    """Return the checkpoint's chat template, of several the one for tools; raises EncodingError
+    without one."""
     source = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
     if isinstance(source, Mapping):
         named = source.get("tool_use" if tools else "default") or source.get("default")
         if named is None:
             raise EncodingError(
-                f"the checkpoint has chat templates named {', '.join(map(str, source))} but none named default; set "
-                "chat_template in its tokenizer_config.json to one of them"
+                f"the checkpoint has chat templates named {', '.join(map(str, source))} but none "
+                "named default; set chat_template in its tokenizer_config.json to one of them"
             )
         return named
     if not source:
-        raise EncodingError("the tokenizer has no chat template; use an instruct checkpoint or set chat_template")
+        raise EncodingError(
+            "the tokenizer has no chat template; use an instruct checkpoint or set chat_template"
+        )
     return source
 
 
 class DeltaEncoder:
     """Encodes conversations for one tokenizer, template and set of tools; thread-safe.
 
-    Raises EncodingError at construction if this template's conversations cannot be encoded message by message.
+    Raises EncodingError at construction if this template's conversations cannot be encoded message
+    by message.
     """
 
     def __init__(
@@ -66,16 +77,22 @@ class DeltaEncoder:
         self.text = PlainText(tokenizer, source)
         kwargs = chat_template_kwargs or {}
         self.template = ChatTemplate(tokenizer, source, tools, kwargs, self.text.pattern)
-        self.profile = profile or learn_profile(tokenizer, self.template, self.text, generation_config or {})
+        self.profile = profile or learn_profile(
+            tokenizer, self.template, self.text, generation_config or {}
+        )
         self.template.names_in_ids = self.profile.names_in_ids
         self._accepts = AcceptedMessages(self.template, self.profile)
         takes_images = getattr(processor, "image_processor", None) is not None
         placeholder = self.template.image_text() if takes_images else None
         self.images = (
-            ImageEncoder(processor, self.text, placeholder, max_image_pixels, small_images) if placeholder else None
+            ImageEncoder(processor, self.text, placeholder, max_image_pixels, small_images)
+            if placeholder
+            else None
         )
         keeps = not use_inference_chat_template
-        self._renderer = Renderer(self.template, self.profile, self.text, self.images, keep_thoughts=keeps)
+        self._renderer = Renderer(
+            self.template, self.profile, self.text, self.images, keep_thoughts=keeps
+        )
         self.sanity_check: SanityCheck = sanity_check
         self.use_inference_chat_template = use_inference_chat_template
         self.end_of_turn_ids = self.profile.stop_ids
@@ -85,15 +102,18 @@ class DeltaEncoder:
             self.template.check_tools(appended=history == "full")
             if not self.profile.reads_calls:
                 raise EncodingError(
-                    "the chat template shows tools, but a call that it writes cannot be read back, so no call of the "
-                    "model could be run; describe the tools in the prompt (tools_in: prompt), or set another chat "
-                    "template"
+                    "the chat template shows tools, but a call that it writes cannot be read "
+                    "back, so no call of the model could be run; describe the tools in the prompt "
+                    "(tools_in: prompt), or set another chat template"
                 )
 
     def prompt(self, messages: Sequence[Message]) -> Prompt:
-        """Encode a new conversation; raises EncodingError if the template rejects it or an image is unusable."""
+        """Encode a new conversation; raises EncodingError if the template rejects it or an image is
+        unusable."""
         messages = self._accepted(messages)
-        parts = (self._renderer.whole if self.use_inference_chat_template else self._renderer.parts)(messages)
+        parts = (
+            self._renderer.whole if self.use_inference_chat_template else self._renderer.parts
+        )(messages)
         images = [part for part in parts if isinstance(part, EncodedImage)]
         return Prompt(
             token_ids=TokenPrefix(self.text.join(expanded(parts))),
@@ -104,12 +124,18 @@ class DeltaEncoder:
         )
 
     def append(
-        self, prompt: Prompt, response_ids: Sequence[int], messages: Sequence[Message], stop_id: int | None = None
+        self,
+        prompt: Prompt,
+        response_ids: Sequence[int],
+        messages: Sequence[Message],
+        stop_id: int | None = None,
     ) -> Prompt:
-        """Continue a conversation after the model's own tokens, with the end-of-turn token if the response lacks it.
+        """Continue a conversation after the model's own tokens, with the end-of-turn token if the
+        response lacks it.
 
         Args:
-            stop_id: the token that ended the response, if it is known and the profile may not know it.
+            stop_id: the token that ended the response, if it is known and the profile may not know
+            it.
 
         Raises EncodingError if the template does not allow it.
         """
@@ -136,7 +162,8 @@ class DeltaEncoder:
         )
 
     def end_of(self, response_ids: Sequence[int], stop_id: int | None) -> int | None:
-        """The token that ended the response, of the profile's or the control token `stop_id`; None if it was cut."""
+        """The token that ended the response, of the profile's or the control token `stop_id`; None
+        if it was cut."""
         last = response_ids[-1] if response_ids else None
         named = last is not None and last == stop_id and last in self.text.control_ids
         return last if named or last in self.end_of_turn_ids else None
@@ -155,20 +182,27 @@ class DeltaEncoder:
 
     def _accepted(self, messages: Sequence[Message], *, appended: bool = False) -> list[Message]:
         """Return the messages in the form that the template accepts."""
-        accepted = self._accepts(messages, as_text=not self.use_inference_chat_template, appended=appended)
+        accepted = self._accepts(
+            messages, as_text=not self.use_inference_chat_template, appended=appended
+        )
         if self.images is None:
             if any(isinstance(message["content"], list) for message in accepted):
                 no_processor = "a message has a picture, but the checkpoint has no image processor"
                 raise EncodingError(f"{no_processor}; use a vision-language model")
             return accepted
         # SGLang encodes the text of prompts with images again, so control strings get a space.
-        return [{k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted]
+        return [
+            {k: v if k == "role" else self.text.defused(v) for k, v in m.items()} for m in accepted
+        ]
 
-    def check(self, messages: Sequence[Message], token_ids: Sequence[int], stop_ids: Collection[int] = ()) -> None:
-        """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check` says.
+    def check(
+        self, messages: Sequence[Message], token_ids: Sequence[int], stop_ids: Collection[int] = ()
+    ) -> None:
+        """Compare a conversation's tokens with its one-shot encoding, as strictly as `sanity_check`
+        says.
 
-        The model may split its own text into other tokens, and end it with any of the profile's or these `stop_ids`.
-        Raises EncodingError with the first differing token.
+        The model may split its own text into other tokens, and end it with any of the profile's or
+        these `stop_ids`. Raises EncodingError with the first differing token.
         """
         if self.sanity_check == "disable":
             return
@@ -196,21 +230,31 @@ class DeltaEncoder:
     def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         accepted = self._accepted(messages)
         yield from references(self._renderer, self.text, accepted)
-        if self.images is not None:  # an appended response keeps the control tokens that the model wrote
+        if (
+            self.images is not None
+        ):  # an appended response keeps the control tokens that the model wrote
             shaped = self._accepts(messages, as_text=not self.use_inference_chat_template)
-            kept = [s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)]
+            kept = [
+                s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)
+            ]
             if kept != accepted:
                 yield from references(self._renderer, self.text, kept)
 
     def without_placeholders(self, generation: Generation) -> Generation:
-        """Replace each image placeholder that the model wrote by a question mark; if spelled, its first token.
+        """Replace each image placeholder that the model wrote by a question mark; if spelled, its
+        first token.
 
-        The forward pass cannot take the token, and SGLang, which reads a prompt with images as text, takes both for an
-        image. An altered response is not trained on, and its record of which tokens top-p kept is dropped.
+        The forward pass cannot take the token, and SGLang, which reads a prompt with images as
+        text, takes both for an image. An altered response is not trained on, and its record of
+        which tokens top-p kept is dropped.
         """
         names = "|".join(re.escape(self.decode([token])) for token in self.placeholder_ids)
         found = re.finditer(names, self.decode(generation.token_ids)) if names else ()
-        places = [place for match in found if (place := self.token_span(generation.token_ids, match.span()))]
+        places = [
+            place
+            for match in found
+            if (place := self.token_span(generation.token_ids, match.span()))
+        ]
         if not places:
             return generation
         token_ids = list(generation.token_ids)
@@ -218,7 +262,9 @@ class DeltaEncoder:
             token_ids[start] = self.text.encode("?")[-1]
         kept = {key: value for key, value in generation.meta_info.items() if "top_p" not in key}
         text = self.decode(token_ids)
-        return replace(generation, token_ids=TokenPrefix(token_ids), text=text, meta_info=kept, trained=False)
+        return replace(
+            generation, token_ids=TokenPrefix(token_ids), text=text, meta_info=kept, trained=False
+        )
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, including control tokens."""
@@ -232,16 +278,26 @@ class DeltaEncoder:
         return self.decode(ids)
 
     def open_reasoning(self, text: str) -> str:
-        """Return the `<think>` with which the generation header began a response that does not repeat it, or ""."""
-        return THOUGHT_START if self.profile.opens_thought and not text.lstrip().startswith(THOUGHT_START) else ""
+        """Return the `<think>` with which the generation header began a response that does not
+        repeat it, or ""."""
+        return (
+            THOUGHT_START
+            if self.profile.opens_thought and not text.lstrip().startswith(THOUGHT_START)
+            else ""
+        )
 
     def read(self, response_ids: Sequence[int], stop_id: int | None = None) -> Reading:
         """The response as environments read it, with thoughts between `<think>` tags."""
         text = self.answer_text(response_ids, stop_id)
-        return channel_reading(text) if self.profile.channels else plain_reading(text, self.open_reasoning(text))
+        return (
+            channel_reading(text)
+            if self.profile.channels
+            else plain_reading(text, self.open_reasoning(text))
+        )
 
     def past_answer(self, text: str, cut: bool) -> str:
-        """A response as later prompts show it: with the thought that its header began, and the end of a cut one."""
+        """A response as later prompts show it: with the thought that its header began, and the end
+        of a cut one."""
         lead = self.profile.lead if self.open_reasoning(text) else ""
         return lead + text + (self._close_of(text) if cut else "")
 
@@ -251,8 +307,11 @@ class DeltaEncoder:
         is_open = thought.startswith(THOUGHT_START) and THOUGHT_END not in thought
         return self.profile.thought_close if is_open else ""
 
-    def token_span(self, response_ids: Sequence[int], span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return the tokens [start, end) that hold the characters [start, end) of the response's text, if any do."""
+    def token_span(
+        self, response_ids: Sequence[int], span: tuple[int, int] | None
+    ) -> tuple[int, int] | None:
+        """Return the tokens [start, end) that hold the characters [start, end) of the response's
+        text, if any do."""
         if span is None or span[0] >= span[1]:
             return None
         chars, counts = self.text.chars_within(response_ids), range(len(response_ids) + 1)

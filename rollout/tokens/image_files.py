@@ -1,4 +1,5 @@
-"""Reads and writes images: PIL images, arrays, files and data URIs. Needs neither torch nor a model's processor."""
+"""Reads and writes images: PIL images, arrays, files and data URIs. Needs neither torch nor a
+model's processor."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MAX_PIXELS = 1 << 26
 
 
 def shrunk(image: Image.Image, max_pixels: int, side: int) -> Image.Image:
-    """Scale the image down if it has more than `max_pixels` pixels, to multiples of `side`, a token's edge."""
+    """Scale the image down if it has more than `max_pixels` pixels, to multiples of `side`, a
+    token's edge."""
     if image.width * image.height <= max_pixels:
         return image
     scale = (max_pixels / (image.width * image.height)) ** 0.5
@@ -27,9 +29,11 @@ def shrunk(image: Image.Image, max_pixels: int, side: int) -> Image.Image:
 
 
 def read_image(image: Any) -> Image.Image:
-    """Return an RGB image from a PIL image, a uint8 array [height, width, 3], encoded bytes or a data URI.
+    """Return an RGB image from a PIL image, a uint8 array [height, width, 3], encoded bytes or a
+    data URI.
 
-    Raises EncodingError if it is something else, damaged, too thin or without pixels, or has more than `MAX_PIXELS`.
+    Raises EncodingError if it is something else, damaged, too thin or without pixels, or has more
+    than `MAX_PIXELS`.
     """
     if isinstance(image, str) and not image.startswith("data:"):
         raise EncodingError("a picture given as str cannot be read: text must be a data URI")

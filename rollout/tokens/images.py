@@ -1,4 +1,5 @@
-"""Images: base64 for the engine, pixel tensors and grids for training, their tokens for both, and the processor."""
+"""Images: base64 for the engine, pixel tensors and grids for training, their tokens for both, and
+the processor."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from PIL import Image
 
 QWEN_PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor")
-NAMES_ONLY = frozenset({"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"})
+NAMES_ONLY = frozenset(
+    {"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"}
+)
 PIXELS, GRID = "pixel_values", "image_grid_thw"
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than images."""
@@ -30,7 +33,8 @@ TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "toke
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class EncodedImage:
-    """One image: its placeholder in the text, its expanded tokens, and its payloads for engine and training."""
+    """One image: its placeholder in the text, its expanded tokens, and its payloads for engine and
+    training."""
 
     placeholder: TemplateText
     expanded: TemplateText
@@ -54,9 +58,12 @@ def unexpanded(parts: Sequence[Part]) -> list[TemplateText | str]:
 
 
 class ImageEncoder:
-    """Encodes images with a checkpoint's processor; caches each result until its image is garbage-collected."""
+    """Encodes images with a checkpoint's processor; caches each result until its image is
+    garbage-collected."""
 
-    def __init__(self, processor: Any, text: PlainText, placeholder: str, max_pixels: int, small: bool) -> None:
+    def __init__(
+        self, processor: Any, text: PlainText, placeholder: str, max_pixels: int, small: bool
+    ) -> None:
         """With `small`, training inputs hold PNG bytes, which the training ranks expand."""
         self._processor = processor
         self._text = text
@@ -72,7 +79,9 @@ class ImageEncoder:
         if token_id is None:
             token_id = text.control.get(str(getattr(processor, "image_token", None)))
         if token_id is None:
-            raise EncodingError(f"{type(processor).__name__} does not say which token stands for a picture")
+            raise EncodingError(
+                f"{type(processor).__name__} does not say which token stands for a picture"
+            )
         self.token_id = int(token_id)
         video = getattr(processor, "video_token_id", None)
         self.placeholder_ids = tuple(i for i in (self.token_id, video) if i is not None and i >= 0)
@@ -94,13 +103,16 @@ class ImageEncoder:
     def _encode(self, image: Image.Image) -> EncodedImage:
         out = _processed(self._processor, image, text=[self.placeholder_text])
         ids = out["input_ids"][0].tolist()
-        inputs = {k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)}
+        inputs = {
+            k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)
+        }
         found, image_processor = ids.count(self.token_id), self._processor.image_processor
         grid, merge = inputs.get(GRID), getattr(image_processor, "merge_size", 1)
         if grid is not None and found != (expected := int(grid.prod(-1).sum()) // merge**2):
             raise EncodingError(
-                f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its grid "
-                f"{grid.tolist()} requires {expected}; processor and chat template do not match"
+                f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its "
+                f"grid {grid.tolist()} requires {expected}; processor and chat template do not "
+                "match"
             )
         if not found:
             raise EncodingError(f"the processor put no image token into {self.placeholder_text!r}")
@@ -108,7 +120,8 @@ class ImageEncoder:
         return EncodedImage(self.placeholder, self._expanded(ids), data_uri(image), small)
 
     def _expanded(self, ids: list[int]) -> TemplateText:
-        """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge with its neighbours."""
+        """The expanded placeholder; ordinary text at its ends is kept apart, since it may merge
+        with its neighbours."""
         at = [i for i, token in enumerate(ids) if token in self._text.control_ids]
         if ids[:1] == [self._text.bos_id]:
             ids, at = ids[1:], [i - 1 for i in at[1:]]
@@ -120,14 +133,19 @@ def _processed(processor: Any, image: Image.Image, **more: Any) -> Any:
     try:
         return processor(images=[image], return_tensors="pt", **more)
     except Exception as error:  # whatever a checkpoint's own code raises
-        raise EncodingError(f"the processor rejects a picture of {size_of(image)}: {error}") from error
+        raise EncodingError(
+            f"the processor rejects a picture of {size_of(image)}: {error}"
+        ) from error
 
 
-def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapping[str, torch.Tensor]:
-    """Put PNG bytes in place of one image's `pixel_values` (`advantage/training/images.py` has the form).
+def make_small(
+    inputs: Mapping[str, torch.Tensor], image_processor: Any
+) -> Mapping[str, torch.Tensor]:
+    """Put PNG bytes in place of one image's `pixel_values` (`advantage/training/images.py` has the
+    form).
 
-    The inputs are returned unchanged if the processor is not of Qwen's kind, or if expanding the bytes would not give
-    back the same tensor bit for bit.
+    The inputs are returned unchanged if the processor is not of Qwen's kind, or if expanding the
+    bytes would not give back the same tensor bit for bit.
     """
     from advantage.training.images import CODE, TABLE, expand
 
@@ -139,7 +157,13 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
     mean, std = (torch.tensor(list(color)) for color in colors)
     values, grid, channels = inputs[PIXELS], inputs[GRID], 3
     fits = values.dim() == 2 and values.shape[1] == channels * temporal * patch**2
-    if not fits or len(mean) != channels or len(std) != channels or len(grid) != 1 or int(grid[0, 0]) != 1:
+    if (
+        not fits
+        or len(mean) != channels
+        or len(std) != channels
+        or len(grid) != 1
+        or int(grid[0, 0]) != 1
+    ):
         return inputs
     if values.dtype != torch.float32:
         return inputs
@@ -162,9 +186,11 @@ def make_small(inputs: Mapping[str, torch.Tensor], image_processor: Any) -> Mapp
 
 
 def load_processor(path: str) -> Any | None:
-    """Load a checkpoint's processor; None for a text-only checkpoint, EncodingError if it cannot be loaded.
+    """Load a checkpoint's processor; None for a text-only checkpoint, EncodingError if it cannot be
+    loaded.
 
-    Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images only.
+    Without torchvision, which AutoProcessor needs for Qwen's videos, it is built here, for images
+    only.
     """
     settings = image_settings(path)
     if settings is None:
@@ -182,45 +208,67 @@ def load_processor(path: str) -> Any | None:
         failure = error
     name = whole.get("processor_class") or settings.get("processor_class")
     if name not in QWEN_PROCESSORS:
-        raise EncodingError(f"the image processor of {path} ({name}) cannot be loaded: {failure}") from failure
+        raise EncodingError(
+            f"the image processor of {path} ({name}) cannot be loaded: {failure}"
+        ) from failure
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=True)
     old_template = (read_json(path, "chat_template.json") or {}).get("chat_template")
-    return build_qwen_processor(name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template)
+    return build_qwen_processor(
+        name, tokenizer, settings, _read(path, "chat_template.jinja") or old_template
+    )
 
 
 def image_settings(path: str) -> dict[str, Any] | None:
-    """Read the settings of a checkpoint's image processor; None if the checkpoint takes no images."""
+    """Read the settings of a checkpoint's image processor; None if the checkpoint takes no
+    images."""
     whole = read_json(path, "processor_config.json") or {}
     return read_json(path, "preprocessor_config.json") or whole.get("image_processor")
 
 
-def build_qwen_processor(name: str, tokenizer: Any, settings: dict[str, Any], template: str | None) -> Any:
-    """Build a Qwen processor for images only; `settings` are the contents of `preprocessor_config.json`."""
+def build_qwen_processor(
+    name: str, tokenizer: Any, settings: dict[str, Any], template: str | None
+) -> Any:
+    """Build a Qwen processor for images only; `settings` are the contents of
+    `preprocessor_config.json`."""
     transformers: Any = importlib.import_module("transformers")
 
-    slow = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
+    slow = (
+        getattr(transformers, "Qwen2VLImageProcessorPil", None)
+        or transformers.Qwen2VLImageProcessor
+    )
     base = getattr(transformers, name)
-    images_only = type(name, (base,), {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])})
+    images_only = type(
+        name, (base,), {"get_attributes": classmethod(lambda cls: ["image_processor", "tokenizer"])}
+    )
     image_processor = slow(**{k: v for k, v in settings.items() if k not in NAMES_ONLY})
     return images_only(
-        image_processor=image_processor, tokenizer=tokenizer, chat_template=template or tokenizer.chat_template
+        image_processor=image_processor,
+        tokenizer=tokenizer,
+        chat_template=template or tokenizer.chat_template,
     )
 
 
 def read_json(path: str, name: str) -> Any:
-    """What a JSON file of the checkpoint holds; None without it. Raises EncodingError if it is damaged."""
+    """What a JSON file of the checkpoint holds; None without it. Raises EncodingError if it is
+    damaged."""
     text = _read(path, name)
     try:
         return None if text is None else json.loads(text)
     except ValueError as error:
-        raise EncodingError(f"{path}/{name} is damaged ({error}); copy the checkpoint again") from error
+        raise EncodingError(
+            f"{path}/{name} is damaged ({error}); copy the checkpoint again"
+        ) from error
 
 
 def _read(path: str, name: str) -> str | None:
-    """The text of a file of the checkpoint, a folder or a name on the hub; None if there is none."""
+    """The text of a file of the checkpoint, a folder or a name on the hub; None if there is
+    none."""
     from transformers.utils.hub import cached_file
 
     found = cached_file(
-        path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        path,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
     )
     return None if found is None else Path(found).read_text(encoding="utf-8")

@@ -1,4 +1,5 @@
-"""The reference encoding, which renders a whole conversation at once, and the comparison with it."""
+"""The reference encoding, which renders a whole conversation at once, and the comparison with
+it."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
@@ -16,14 +17,23 @@ CONTEXT = 8
 """Tokens shown before and after the first difference."""
 
 
-def references(renderer: Renderer, text: PlainText, messages: Sequence[Message]) -> Iterator[list[int]]:
-    """Yield all id sequences that are correct for this conversation in the chosen mode, the likeliest first."""
+def references(
+    renderer: Renderer, text: PlainText, messages: Sequence[Message]
+) -> Iterator[list[int]]:
+    """Yield all id sequences that are correct for this conversation in the chosen mode, the
+    likeliest first."""
     answered = messages[-1]["role"] == "assistant"
     messages = [*messages, USER] if answered else list(messages)
     # What follows the last response's end-of-turn token.
-    tail = text.join(expanded(renderer.whole([USER], tools=False, seen_tool=False)))[1:] if answered else []
+    tail = (
+        text.join(expanded(renderer.whole([USER], tools=False, seen_tool=False)))[1:]
+        if answered
+        else []
+    )
 
-    def ids(messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False) -> list[int]:
+    def ids(
+        messages: Sequence[Message], *, tools: bool = True, as_generated: bool = False
+    ) -> list[int]:
         return text.join(expanded(renderer.whole(messages, tools=tools, as_generated=as_generated)))
 
     def without_tail(ids: list[int]) -> list[int]:
@@ -46,16 +56,28 @@ def references(renderer: Renderer, text: PlainText, messages: Sequence[Message])
 
 
 def compare(
-    ids: list[int], references: Iterable[list[int]], text: PlainText, headers: Sequence[TemplateText], mode: SanityCheck
+    ids: list[int],
+    references: Iterable[list[int]],
+    text: PlainText,
+    headers: Sequence[TemplateText],
+    mode: SanityCheck,
 ) -> None:
-    """Accept ids that equal a reference, but for how the model split its own text; raises EncodingError otherwise."""
+    """Accept ids that equal a reference, but for how the model split its own text; raises
+    EncodingError otherwise."""
     differences: list[tuple[int, int, list[int]]] = []
     ours = _comparable(ids, text, headers, mode)
     for reference in references:
         theirs = _comparable(reference, text, headers, mode)
         ends = (None, len(ids)), (None, len(reference))
         pairs = zip_longest(ours, theirs)
-        found = next(((a or ends[0], b or ends[1]) for a, b in pairs if a is None or b is None or a[0] != b[0]), None)
+        found = next(
+            (
+                (a or ends[0], b or ends[1])
+                for a, b in pairs
+                if a is None or b is None or a[0] != b[0]
+            ),
+            None,
+        )
         if found is None:
             return
         (_, at), (_, there) = found
@@ -82,7 +104,8 @@ def compare(
 def _comparable(
     ids: Sequence[int], text: PlainText, headers: Sequence[TemplateText], mode: SanityCheck
 ) -> list[tuple[int | str, int]]:
-    """What must be equal, and where it begins: tokens, and in place of those that a model wrote their text."""
+    """What must be equal, and where it begins: tokens, and in place of those that a model wrote
+    their text."""
     found: list[tuple[int | str, int]] = []
     begin = 0
     controls = [position for position, token in enumerate(ids) if token in text.control_ids]
@@ -90,7 +113,9 @@ def _comparable(
         written = text.decode(ids[begin:end])
         if mode == "ignore_strippable":
             found.append(("".join(written.split()), begin))
-        elif any(_ends_with(ids, begin, header) and written.startswith(header.tail) for header in headers):
+        elif any(
+            _ends_with(ids, begin, header) and written.startswith(header.tail) for header in headers
+        ):
             found.append((written, begin))
         else:
             found += [(token, position) for position, token in enumerate(ids[begin:end], begin)]

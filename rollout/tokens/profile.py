@@ -1,4 +1,5 @@
-"""What depends on a checkpoint's family: a frozen record, learnt once by probing its chat template and its configs.
+"""What depends on a checkpoint's family: a frozen record, learnt once by probing its chat template
+and its configs.
 
 Every part reads the record; nothing else knows a family.
 """
@@ -42,11 +43,13 @@ class Profile:
     end_of_turn: int
     """The token that the template writes after an earlier response."""
     ends_by_role: bool
-    """`end_of_turn` opens the next role (GLM's `<|user|>`), so another role begins with another token."""
+    """`end_of_turn` opens the next role (GLM's `<|user|>`), so another role begins with another
+    token."""
     answer_start: str
     """The end of every header of a response, from its last control token on."""
     lead: str
-    """What the generation header adds to `answer_start`: an opened thought, an empty one, or nothing."""
+    """What the generation header adds to `answer_start`: an opened thought, an empty one, or
+    nothing."""
     earlier_leads: tuple[str, ...]
     """What the template writes there before earlier responses, the longest first."""
     channels: bool
@@ -61,13 +64,15 @@ class Profile:
     takes_systems: bool
     """The template shows several system messages, and later ones where they are."""
     call_form: CallForm | None
-    """How the template writes calls; None if they are JSON objects with a name, or if it shows none."""
+    """How the template writes calls; None if they are JSON objects with a name, or if it shows
+    none."""
     reads_calls: bool
     """Calls that the template writes are read back."""
     calls_are_control: bool
     """The fixed texts around calls are control tokens, so only the template may write them."""
     needs_calls: bool
-    """The template refuses results of tools unless the calls are given apart from the response's text."""
+    """The template refuses results of tools unless the calls are given apart from the response's
+    text."""
     names_in_ids: bool
     """The template shows the ids of calls in place of their names."""
 
@@ -82,7 +87,8 @@ class Profile:
         return any(THOUGHT_END in lead for lead in self.earlier_leads)
 
     def without_lead(self, header: str) -> str:
-        """Return a header that ends before a response without what the template adds to `answer_start`."""
+        """Return a header that ends before a response without what the template adds to
+        `answer_start`."""
         for lead in self.earlier_leads:
             if lead and header.endswith(self.answer_start + lead):
                 return header.removesuffix(lead)
@@ -92,19 +98,23 @@ class Profile:
 def learn_profile(
     tokenizer: Any, template: ChatTemplate, text: PlainText, generation_config: Mapping[str, Any]
 ) -> Profile:
-    """Probe the template; raises EncodingError if its conversations cannot be encoded message by message."""
+    """Probe the template; raises EncodingError if its conversations cannot be encoded message by
+    message."""
     _check_tokenizer(tokenizer, text)
     after_answer = template.between("assistant", "user")
     found = None if after_answer is None else text.template_text(after_answer).ids
     if not found:
         raise EncodingError(
-            "no control token of the tokenizer ends an answer in this chat template, so messages cannot be "
-            "separated; use a checkpoint whose tokenizer has the template's markers as special tokens"
+            "no control token of the tokenizer ends an answer in this chat template, so messages "
+            "cannot be separated; use a checkpoint whose tokenizer has the template's markers as "
+            "special tokens"
         )
     opener = text.template_text(template.between(START, "user") or "").ids
     start, leads = _headers(template, text)
     stop_ids = _stop_ids(tokenizer, template, text, found[0], generation_config)
-    call_form, reads_calls = learn_call_form(template, start, [text.decode([token]) for token in stop_ids])
+    call_form, reads_calls = learn_call_form(
+        template, start, [text.decode([token]) for token in stop_ids]
+    )
     set_policy_form(call_form)
     channels = any(CHANNEL in lead for lead in leads)
     return Profile(
@@ -119,10 +129,13 @@ def learn_profile(
         drops_thoughts=_drops_thoughts(template),
         refuses_system=not template.shows([SYSTEM, USER]),
         alternates=not template.shows([USER, USER]),
-        takes_systems=template.shows([SYSTEM, SYSTEM, USER, ASSISTANT, SYSTEM, USER], in_order=True),
+        takes_systems=template.shows(
+            [SYSTEM, SYSTEM, USER, ASSISTANT, SYSTEM, USER], in_order=True
+        ),
         call_form=call_form,
         reads_calls=reads_calls,
-        calls_are_control=channels or (call_form is not None and text.pattern.search(call_form.shape) is not None),
+        calls_are_control=channels
+        or (call_form is not None and text.pattern.search(call_form.shape) is not None),
         needs_calls=not template.shows([USER, ASSISTANT, TOOL]),
         names_in_ids=reads_calls and _hides_names(template),
     )
@@ -132,15 +145,21 @@ def _check_tokenizer(tokenizer: Any, text: PlainText) -> None:
     decoded = text.decode(text.encode(SAMPLE))
     if decoded.split() == [decoded] or "".join(decoded.split()) != "".join(SAMPLE.split()):
         raise EncodingError(
-            f"the tokenizer does not keep text: {SAMPLE!r} becomes {decoded!r} when it is encoded and decoded again; "
-            "copy the checkpoint's whole folder (tokenizer.json may be missing), or use another version of transformers"
+            f"the tokenizer does not keep text: {SAMPLE!r} becomes {decoded!r} when it is encoded "
+            "and decoded again; copy the checkpoint's whole folder (tokenizer.json may be "
+            "missing), or use another version of transformers"
         )
 
 
 def _stop_ids(
-    tokenizer: Any, template: ChatTemplate, text: PlainText, end_of_turn: int, generation_config: Mapping[str, Any]
+    tokenizer: Any,
+    template: ChatTemplate,
+    text: PlainText,
+    end_of_turn: int,
+    generation_config: Mapping[str, Any],
 ) -> tuple[int, ...]:
-    """The ends that the template writes after a last response, then those of tokenizer and generation config."""
+    """The ends that the template writes after a last response, then those of tokenizer and
+    generation config."""
     last = text.template_text(template.between("assistant", END) or "").ids
     found: list[int | None] = [last[0] if last else end_of_turn]
     after_tool = text.template_text(template.between("assistant", "tool") or "").ids
@@ -154,14 +173,16 @@ def _stop_ids(
     for token in named:
         if token is not None and not (isinstance(token, int) and 0 <= token < len(tokenizer)):
             raise EncodingError(
-                f"generation_config.json names the stop id {token!r}, which the tokenizer does not have "
-                f"(it has {len(tokenizer)} tokens); copy both from the same checkpoint, or correct eos_token_id"
+                f"generation_config.json names the stop id {token!r}, which the tokenizer does not "
+                f"have (it has {len(tokenizer)} tokens); copy both from the same checkpoint, or "
+                "correct eos_token_id"
             )
     return tuple(dict.fromkeys(token for token in [*found, *named] if token is not None))
 
 
 def _headers(template: ChatTemplate, text: PlainText) -> tuple[str, tuple[str, str, str]]:
-    """What every header of a response ends with, and what the next, earlier and recent ones add to it."""
+    """What every header of a response ends with, and what the next, earlier and recent ones add to
+    it."""
     earlier = template.between("user", "assistant") or ""
     coming = template.between("user", GENERATION) or ""
     recent = template.between("user", RECENT)

@@ -1,6 +1,8 @@
-"""A response as environments read it: thoughts between `<think>` tags, and where each character comes from.
+"""A response as environments read it: thoughts between `<think>` tags, and where each character
+comes from.
 
-gpt-oss writes messages on channels between control tokens; they become thoughts, calls and text here.
+gpt-oss writes messages on channels between control tokens; they become thoughts, calls and text
+here.
 """
 
 import json
@@ -30,10 +32,15 @@ class Reading:
         self.text += response[start:end]
 
     def own_span(self, span: tuple[int, int] | None) -> tuple[int, int] | None:
-        """Return where the response has the characters [start, end) of `text`; None if it has none of them."""
+        """Return where the response has the characters [start, end) of `text`; None if it has none
+        of them."""
         if span is None:
             return None
-        shared = [(max(a, span[0]) - a + at, min(b, span[1]) - a + at) for a, b, at in self.pieces if b > span[0]]
+        shared = [
+            (max(a, span[0]) - a + at, min(b, span[1]) - a + at)
+            for a, b, at in self.pieces
+            if b > span[0]
+        ]
         shared = [(start, end) for start, end in shared if start <= end]
         return (shared[0][0], shared[-1][1]) if shared else None
 

@@ -1,4 +1,5 @@
-"""Plays a few turns with a checkpoint's encoder before a run starts, and tells what would go wrong."""
+"""Plays a few turns with a checkpoint's encoder before a run starts, and tells what would go
+wrong."""
 
 from collections.abc import Callable, Iterator
 
@@ -44,8 +45,9 @@ def _family(encoder: DeltaEncoder) -> Iterator[str]:
     profile = encoder.profile
     if (profile.answer_start, encoder.decode([profile.end_of_turn])) not in TRIED:
         yield (
-            "the chat template is of no family that docs/tokens.md lists: what it writes was probed, but never tried "
-            "with a model, so read the output of slime-verlog check --model"
+            "the chat template is of no family that docs/tokens.md lists: what it writes was "
+            "probed, but never tried with a model, so read the output of slime-verlog check "
+            "--model"
         )
     if not profile.reads_calls:
         yield "calls cannot be read in the template's own form, so environments with tools need tools_in: prompt"
@@ -58,7 +60,9 @@ def _stops(encoder: DeltaEncoder) -> Iterator[str]:
         response = [*encoder.text.encode("fine"), stop]
         longer = encoder.append(prompt, response, [NEXT])
         following = longer.token_ids[len(prompt.token_ids) + len(response) :]
-        doubled = following[:1] == [encoder.profile.end_of_turn] and not encoder.profile.ends_by_role
+        doubled = (
+            following[:1] == [encoder.profile.end_of_turn] and not encoder.profile.ends_by_role
+        )
         if doubled or encoder.answer_text(response) != "fine":
             yield f"a response that ends with {encoder.decode([stop])} gets a second end of turn; use history: window"
 
@@ -77,7 +81,9 @@ def _cut_thought(encoder: DeltaEncoder) -> Iterator[str]:
 def _systems(encoder: DeltaEncoder) -> Iterator[str]:
     """A second system message and a later one are shown."""
     answer = {"role": "assistant", "content": "fine"}
-    systems = [{"role": "system", "content": f"rule {number}"} for number in ("one", "two", "three")]
+    systems = [
+        {"role": "system", "content": f"rule {number}"} for number in ("one", "two", "three")
+    ]
     text = encoder.decode(encoder.prompt([*systems[:2], ASK, answer, systems[2], NEXT]).token_ids)
     missing = [m["content"] for m in systems if m["content"] not in text]
     if missing:
@@ -90,22 +96,31 @@ def describe(encoder: DeltaEncoder) -> list[str]:
     form = profile.call_form
     own_form = "JSON objects with a name and arguments" if form is None else form.shape
     systems = (
-        "anywhere" if profile.takes_systems else "one at the start; others are joined with it or become the user's"
+        "anywhere"
+        if profile.takes_systems
+        else "one at the start; others are joined with it or become the user's"
     )
     if profile.refuses_system:
         systems = "none; it opens the first user message"
-    thoughts = "the header opens them" if profile.opens_thought else "the model opens them, if it thinks"
+    thoughts = (
+        "the header opens them" if profile.opens_thought else "the model opens them, if it thinks"
+    )
     if profile.channels:
         thoughts = "on the channel analysis, between control tokens"
     dropped = profile.drops_thoughts or profile.channels
     return [
-        f"stop tokens       {', '.join(map(repr, map(encoder.decode, ([i] for i in profile.stop_ids))))}",
+        "stop tokens       "
+        f"{', '.join(map(repr, map(encoder.decode, ([i] for i in profile.stop_ids))))}",
         f"end of a turn     {encoder.decode([profile.end_of_turn])!r}"
         + (" (it opens the next role)" if profile.ends_by_role else ""),
         f"response begins   {profile.answer_start + profile.lead!r}",
-        f"earlier responses {' or '.join(repr(profile.answer_start + lead) for lead in profile.earlier_leads)}",
-        f"thoughts          {thoughts}; of earlier responses the template {'drops' if dropped else 'keeps'} them",
-        f"calls             {own_form if profile.reads_calls else 'not read back: use tools_in: prompt'}",
+        "earlier responses "
+        f"{' or '.join(repr(profile.answer_start + lead) for lead in profile.earlier_leads)}",
+        f"thoughts          {thoughts}; of earlier responses the template "
+        f"{'drops' if dropped else 'keeps'} them",
+        "calls             "
+        f"{own_form if profile.reads_calls else 'not read back: use tools_in: prompt'}",
         f"system messages   {systems}",
-        f"user messages     {'must alternate, so neighbours are joined' if profile.alternates else 'in any number'}",
+        "user messages     "
+        f"{'must alternate, so neighbours are joined' if profile.alternates else 'in any number'}",
     ]

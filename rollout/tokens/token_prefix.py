@@ -1,6 +1,8 @@
-"""Token ids in 4 bytes each, which may grow: all prompts of an episode are prefixes of one shared buffer.
+"""Token ids in 4 bytes each, which may grow: all prompts of an episode are prefixes of one shared
+buffer.
 
-So the prompts of an episode take linear memory, and a request encodes only the JSON of what is new in it.
+So the prompts of an episode take linear memory, and a request encodes only the JSON of what is new
+in it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import orjson
 
 
 class Buffer:
-    """The ids that the prompts of one episode share, and the JSON of the first of them once the ids have grown."""
+    """The ids that the prompts of one episode share, and the JSON of the first of them once the ids
+    have grown."""
 
     __slots__ = ("encoded", "ids", "json", "lock")
 
@@ -28,7 +31,8 @@ class Buffer:
 
 
 class TokenPrefix(Sequence[int]):
-    """The first tokens of a shared buffer; reads like a list, equals a list of the same ids and pickles as a list."""
+    """The first tokens of a shared buffer; reads like a list, equals a list of the same ids and
+    pickles as a list."""
 
     __slots__ = ("_buffer", "_length")
 
@@ -37,7 +41,8 @@ class TokenPrefix(Sequence[int]):
         self._length = len(self._buffer.ids)
 
     def extended(self, *more: Sequence[int]) -> TokenPrefix:
-        """This prefix followed by more ids; the buffer is copied only if another prefix already grew from here."""
+        """This prefix followed by more ids; the buffer is copied only if another prefix already
+        grew from here."""
         grown = TokenPrefix.__new__(TokenPrefix)
         buffer = self._buffer
         with buffer.lock:
@@ -50,8 +55,13 @@ class TokenPrefix(Sequence[int]):
         return grown
 
     def since(self, earlier: Sequence[int] | None) -> tuple[int, array[int]]:
-        """Return the number of first ids that it shares with a prefix it grew from, 0 otherwise, and those after."""
-        grown = isinstance(earlier, TokenPrefix) and earlier._buffer is self._buffer and earlier._length <= self._length
+        """Return the number of first ids that it shares with a prefix it grew from, 0 otherwise,
+        and those after."""
+        grown = (
+            isinstance(earlier, TokenPrefix)
+            and earlier._buffer is self._buffer
+            and earlier._length <= self._length
+        )
         shared = len(earlier) if grown and earlier is not None else 0
         return shared, self._buffer.ids[shared : self._length]
 
@@ -91,10 +101,15 @@ class TokenPrefix(Sequence[int]):
 
     def to_numpy(self) -> np.ndarray[Any, np.dtype[np.int32]]:
         """The ids as a new int32 array."""
-        # The buffer cannot grow while an array shares its memory, so the array is copied under the lock.
+        # The buffer cannot grow while an array shares its memory, so the array is copied under the
+        # lock.
         with self._buffer.lock:
             ids = self._buffer.ids
-            return np.frombuffer(ids, np.int32)[: self._length].copy() if ids else np.empty(0, np.int32)
+            return (
+                np.frombuffer(ids, np.int32)[: self._length].copy()
+                if ids
+                else np.empty(0, np.int32)
+            )
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, list | tuple | TokenPrefix):

@@ -1,4 +1,5 @@
-"""Questions that are asked about an environment in its worker, with `EnvHost.ask`: what it offers, what to answer."""
+"""Questions that are asked about an environment in its worker, with `EnvHost.ask`: what it offers,
+what to answer."""
 
 import random
 import reprlib
@@ -36,22 +37,28 @@ def abilities(env: BaseInteractionEnv, spec: EnvSpec) -> Abilities:
     listed = isinstance(actions, Mapping | Sequence) and not isinstance(actions, str)
     if not listed or not all(isinstance(action, str) for action in actions):
         raise EnvironmentFault(
-            f"actions must be a list of texts, or map them to descriptions, got {reprlib.repr(actions)}"
+            "actions must be a list of texts, or map them to descriptions, got "
+            f"{reprlib.repr(actions)}"
         )
     has_expert = hasattr(load_env_module(spec.env_path), "expert_action")
     return Abilities(tuple(actions), has_expert, env.max_steps or 0, tuple(warned))
 
 
-def suggest(env: BaseInteractionEnv, spec: EnvSpec, player: str, seed: int, explain: bool = False) -> str:
+def suggest(
+    env: BaseInteractionEnv, spec: EnvSpec, player: str, seed: int, explain: bool = False
+) -> str:
     """The next response of the player `random` or `expert`; raises ConfigError without an expert.
 
-    With `explain`, the expert is also asked for its reasoning, as imitation does, to find mistakes there.
+    With `explain`, the expert is also asked for its reasoning, as imitation does, to find mistakes
+    there.
     """
     if player == "random":
         return random.Random(seed).choice(list(env.actions) or list(WORDS))
     module = load_env_module(spec.env_path)
     if not hasattr(module, "expert_action"):
-        raise ConfigError(f"{spec.env_path} has no function expert_action(env), so there is no expert to play it")
+        raise ConfigError(
+            f"{spec.env_path} has no function expert_action(env), so there is no expert to play it"
+        )
     answer = checked_text(finish(module.expert_action(env)), module.expert_action)
     if explain and hasattr(module, "explain_action"):
         checked_text(finish(module.explain_action(env)), module.explain_action)
@@ -59,8 +66,11 @@ def suggest(env: BaseInteractionEnv, spec: EnvSpec, player: str, seed: int, expl
 
 
 def tools(env: Any, spec: EnvSpec) -> list[tuple[str, bool, str]]:
-    """Call each tool once and grade the reference answer, after a reset: names, whether it worked, what came."""
-    if not hasattr(env, "call_once"):  # no ToolEnv; other environments need not import what tools need
+    """Call each tool once and grade the reference answer, after a reset: names, whether it worked,
+    what came."""
+    if not hasattr(
+        env, "call_once"
+    ):  # no ToolEnv; other environments need not import what tools need
         return []
     from envs.tools.tryout import try_tools
 
@@ -68,7 +78,8 @@ def tools(env: Any, spec: EnvSpec) -> list[tuple[str, bool, str]]:
 
 
 def draw(env: BaseInteractionEnv, spec: EnvSpec) -> str:
-    """Draw the state as the viewer does; empty without `render`. Raises EnvironmentFault for another drawing."""
+    """Draw the state as the viewer does; empty without `render`. Raises EnvironmentFault for
+    another drawing."""
     render = getattr(env, "render", None)
     if not callable(render):
         return ""
@@ -76,7 +87,9 @@ def draw(env: BaseInteractionEnv, spec: EnvSpec) -> str:
     shape = getattr(drawn, "shape", ())
     if len(shape) != 3 or shape[2] != 3 or str(getattr(drawn, "dtype", "")) != "uint8":
         said = f"render returned {reprlib.repr(drawn)}"
-        raise EnvironmentFault(f"{said}; return a uint8 array (height, width, 3), or leave render out")
+        raise EnvironmentFault(
+            f"{said}; return a uint8 array (height, width, 3), or leave render out"
+        )
     return f"draws {shape[1]} x {shape[0]} pixels"
 
 

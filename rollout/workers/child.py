@@ -1,8 +1,9 @@
-"""Child processes: starting one, calling its methods, and ending it. Environment workers and players are children.
+"""Child processes: starting one, calling its methods, and ending it. Environment workers and
+players are children.
 
-A message is a length and the pickle of a tuple: (number, method, arguments) to the child, and (number, True, result) or
-(number, False, error) back. Messages are unpickled, so only private sockets and authenticated connections may carry
-them.
+A message is a length and the pickle of a tuple: (number, method, arguments) to the child, and
+(number, True, result) or (number, False, error) back. Messages are unpickled, so only private
+sockets and authenticated connections may carry them.
 """
 
 import asyncio
@@ -65,7 +66,8 @@ class Channel(asyncio.Protocol):
             self.received(*pickle.loads(body))
 
     def send(self, *message: Any) -> None:
-        """Send a message, or do nothing once the connection is lost; raises what pickling raises."""
+        """Send a message, or do nothing once the connection is lost; raises what pickling
+        raises."""
         body = self.dumps(message)
         if not self._outbox:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -94,7 +96,8 @@ class Child(Channel):
         self._calls: dict[int, asyncio.Future[Any]] = {}
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Run a method in the child and return its result; raises what the child sends, or ChildLostError.
+        """Run a method in the child and return its result; raises what the child sends, or
+        ChildLostError.
 
         A call that is cancelled is cancelled in the child, too, which replies nonetheless.
         """
@@ -127,17 +130,22 @@ class Child(Channel):
 
 
 def start_guarded(entry: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a process that runs the function `entry` (`module:name`); return its guard and a socket to it.
+    """Start a process that runs the function `entry` (`module:name`); return its guard and a socket
+    to it.
 
-    It ends with this process, together with all that it started (`rollout/workers/guard.py`). What it prints goes to
-    stderr.
+    It ends with this process, together with all that it started (`rollout/workers/guard.py`). What
+    it prints goes to stderr.
     """
     ours, theirs = socket.socketpair()
     guard = "from rollout.workers.guard import main; main()"
     process = subprocess.Popen(
         [sys.executable, "-u", "-c", guard, str(theirs.fileno()), entry, str(os.getpid())],
         pass_fds=[theirs.fileno()],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "OMP_NUM_THREADS": "1",
+        },
         stdin=subprocess.DEVNULL,
         stdout=2,
         start_new_session=True,
@@ -149,12 +157,14 @@ def start_guarded(entry: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
 def end_guarded(guard: subprocess.Popen[bytes]) -> None:
     """End the process and all that it started."""
     guard.terminate()
-    # A process in uninterruptible sleep (a dead network disk) ends later; the event loop must not wait for it.
+    # A process in uninterruptible sleep (a dead network disk) ends later; the event loop must not
+    # wait for it.
     threading.Thread(target=_reap, args=[guard], name="child-reaper", daemon=True).start()
 
 
 def _reap(guard: subprocess.Popen[bytes]) -> None:
-    """Give a guard `GUARD_END_S` to end its descendants, then kill what is left of its process group."""
+    """Give a guard `GUARD_END_S` to end its descendants, then kill what is left of its process
+    group."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         guard.wait(GUARD_END_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -1,7 +1,7 @@
 """The guard of one environment worker: a process that ends everything that the worker started.
 
-It forks the worker, adopts its orphans, and kills all of them when the worker ends, when the trainer ends (even by
-SIGKILL) or on SIGTERM. It runs no environment code, which could hang it.
+It forks the worker, adopts its orphans, and kills all of them when the worker ends, when the
+trainer ends (even by SIGKILL) or on SIGTERM. It runs no environment code, which could hang it.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ class _Terminated(BaseException):
 
 
 def main() -> None:
-    """Entry of the guard: `sys.argv` holds the worker's socket, its entry (`module:name`), and the trainer's pid."""
+    """Entry of the guard: `sys.argv` holds the worker's socket, its entry (`module:name`), and the
+    trainer's pid."""
     connection, entry, trainer = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -32,7 +33,9 @@ def main() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         pkgutil.resolve_name(entry)()
         return
-    os.close(connection)  # while it is open here, the trainer would not notice that the worker is gone
+    os.close(
+        connection
+    )  # while it is open here, the trainer would not notice that the worker is gone
     try:
         signal.signal(signal.SIGTERM, _raise)
         while os.getppid() == trainer and worker not in _reap():

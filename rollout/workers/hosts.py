@@ -1,4 +1,5 @@
-"""Where environments run: a thread, a worker process or a Ray actor, each behind the interface `Host`."""
+"""Where environments run: a thread, a worker process or a Ray actor, each behind the interface
+`Host`."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,16 +30,22 @@ class InlineHost:
     """
 
     def __init__(self) -> None:
-        from rollout.workers.worker import EnvHost  # environment code, which otherwise runs in other processes
+        from rollout.workers.worker import (
+            EnvHost,
+        )  # environment code, which otherwise runs in other processes
 
         self.killed = False
         self._host = EnvHost()
         set_loop = lambda: asyncio.set_event_loop(thread_loop())
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="env", initializer=set_loop)
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="env", initializer=set_loop
+        )
 
     async def call(self, method: str, *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
-        return _result(*await loop.run_in_executor(self._thread, self._host.handle, method, *arguments))
+        return _result(
+            *await loop.run_in_executor(self._thread, self._host.handle, method, *arguments)
+        )
 
     def kill(self) -> None:
         if not self.killed:
@@ -78,7 +85,9 @@ class RayHost:
         try:
             import ray
         except ImportError as error:
-            raise MissingDependencyError("env_backend: ray needs Ray: pip install ray, or use process") from error
+            raise MissingDependencyError(
+                "env_backend: ray needs Ray: pip install ray, or use process"
+            ) from error
         self.killed = False
         self._ray: Any = ray  # Ray's annotations do not cover actors made from a class
         # Ray spreads only actors that request a resource, hence the hundredth of a CPU.
@@ -103,4 +112,8 @@ def _result(ok: bool, value: Any) -> Any:
     raise value
 
 
-BACKENDS: dict[str, Callable[[], Host]] = {"inline": InlineHost, "process": ProcessHost, "ray": RayHost}
+BACKENDS: dict[str, Callable[[], Host]] = {
+    "inline": InlineHost,
+    "process": ProcessHost,
+    "ray": RayHost,
+}

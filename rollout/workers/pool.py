@@ -1,6 +1,7 @@
 """Runs environments on threads, worker processes or Ray actors, and recovers from their faults.
 
-A session either shows the episode that its seed and responses determine, or raises `EnvironmentFault`.
+A session either shows the episode that its seed and responses determine, or raises
+`EnvironmentFault`.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ class TooSlowError(ChildLostError):
 
 
 class Worker:
-    """A place in the pool: runs one command at a time on its host, with a timeout, and replaces a lost host."""
+    """A place in the pool: runs one command at a time on its host, with a timeout, and replaces a
+    lost host."""
 
-    def __init__(self, make_host: Callable[[], Host], faults: Counter[str], utilization: Utilization) -> None:
+    def __init__(
+        self, make_host: Callable[[], Host], faults: Counter[str], utilization: Utilization
+    ) -> None:
         self._make_host = make_host
         self._faults = faults
         self._utilization = utilization
@@ -50,8 +54,11 @@ class Worker:
         self.sessions = 0
         self._closed = False
 
-    async def call(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
-        """Run a method of `workers.worker.EnvHost` on `host`, or the current one if None; return the host that ran it.
+    async def call(
+        self, host: Host | None, timeout_s: float, method: str, *arguments: Any
+    ) -> tuple[Host, Any]:
+        """Run a method of `workers.worker.EnvHost` on `host`, or the current one if None; return
+        the host that ran it.
 
         `step` there calls the environment and checks what it returns.
 
@@ -64,7 +71,9 @@ class Worker:
             async with contextlib.nullcontext() if method == "step" else self._start_lock:
                 return await self._run(host, timeout_s, method, *arguments)
 
-    async def _run(self, host: Host | None, timeout_s: float, method: str, *arguments: Any) -> tuple[Host, Any]:
+    async def _run(
+        self, host: Host | None, timeout_s: float, method: str, *arguments: Any
+    ) -> tuple[Host, Any]:
         async with self._lock:
             host = self._current_host() if host is None else host
             if host.killed:
@@ -80,7 +89,9 @@ class Worker:
                 host.kill()
                 raise TooSlowError(f"{method} took longer than {timeout_s:g} s") from None
             except ChildLostError as error:
-                self._faults["bad_reply" if isinstance(error, BadReplyError) else "worker_died"] += 1
+                self._faults[
+                    "bad_reply" if isinstance(error, BadReplyError) else "worker_died"
+                ] += 1
                 host.kill()
                 raise
             except asyncio.CancelledError:
@@ -117,15 +128,20 @@ class EnvPool:
         self.faults: Counter[str] = Counter()
         self.utilization = Utilization()
         workers = settings.env_workers or max(1, min(settings.n_env, os.cpu_count() or 1))
-        self._limits = ObservationLimits(settings.max_observation_chars, settings.max_observation_images)
+        self._limits = ObservationLimits(
+            settings.max_observation_chars, settings.max_observation_images
+        )
         make_host = BACKENDS[settings.env_backend]
         self.workers = [Worker(make_host, self.faults, self.utilization) for _ in range(workers)]
         self._keys = itertools.count()
 
     async def open(self, spec: EnvSpec) -> EnvSession:
-        """Build and reset an environment; raises EnvironmentFault after `max_env_retries_per_turn` failed restarts."""
+        """Build and reset an environment; raises EnvironmentFault after `max_env_retries_per_turn`
+        failed restarts."""
         spec = replace(spec, limits=self._limits, call_form=self._call_form)
-        session = EnvSession(self, min(self.workers, key=lambda w: w.sessions), next(self._keys), spec)
+        session = EnvSession(
+            self, min(self.workers, key=lambda w: w.sessions), next(self._keys), spec
+        )
         try:
             await session.ensure()
         except BaseException:
@@ -140,7 +156,8 @@ class EnvPool:
 
 
 class EnvSession:
-    """One episode's environment, on whichever worker holds it, and what is needed to build it again."""
+    """One episode's environment, on whichever worker holds it, and what is needed to build it
+    again."""
 
     def __init__(self, pool: EnvPool, worker: Worker, key: int, spec: EnvSpec) -> None:
         self.spec = spec
@@ -148,7 +165,8 @@ class EnvSession:
         self.digests: list[str] = []
         self.reply: EnvReply | None = None
         self.replayed = False
-        """Whether the turns are those of an earlier process, which has counted what happened in them."""
+        """Whether the turns are those of an earlier process, which has counted what happened in
+        them."""
         self._pool, self._worker, self._key = pool, worker, key
         self._host: Host | None = None
         self._open = True
@@ -156,7 +174,8 @@ class EnvSession:
 
     @property
     def turn_limit(self) -> int | None:
-        """Turns after which the episode ends: `max_turns`, or `DEFAULT_MAX_TURNS` without any limit.
+        """Turns after which the episode ends: `max_turns`, or `DEFAULT_MAX_TURNS` without any
+        limit.
 
         None if only the environment's own limit applies.
         """
@@ -174,28 +193,40 @@ class EnvSession:
         return reply
 
     async def ensure(self) -> EnvReply:
-        """Start or replay the environment unless it is alive; returns its last reply. Raises as `step`."""
+        """Start or replay the environment unless it is alive; returns its last reply. Raises as
+        `step`."""
         return await self._attempt(None)
 
     async def suggest(self, player: str, seed: int) -> str:
-        """Return the next response of the player `random` or `expert`; raises EnvironmentFault if it fails."""
+        """Return the next response of the player `random` or `expert`; raises EnvironmentFault if
+        it fails."""
         await self.ensure()
         timeout_s = self._pool.settings.env_step_timeout_s
         try:
-            self._host, answer = await self._worker.call(self._host, timeout_s, "ask", self._key, suggest, player, seed)
+            self._host, answer = await self._worker.call(
+                self._host, timeout_s, "ask", self._key, suggest, player, seed
+            )
         except (ChildLostError, WorkerFault) as error:
-            raise EnvironmentFault(f"the {player} player failed: {error}\n{self.describe()}") from error
+            raise EnvironmentFault(
+                f"the {player} player failed: {error}\n{self.describe()}"
+            ) from error
         return answer
 
     async def _attempt(self, response_text: str | None) -> EnvReply:
-        """Take a step, or with None make sure that the environment exists; replay the episode after a fault."""
+        """Take a step, or with None make sure that the environment exists; replay the episode after
+        a fault."""
         settings = self._pool.settings
         failure, trace, known = "", "", len(self.digests)
         for _ in range(settings.max_env_retries_per_turn + 1):
             try:
-                reply = await self._rebuild() if self._host is None or self.reply is None else self.reply
+                reply = (
+                    await self._rebuild()
+                    if self._host is None or self.reply is None
+                    else self.reply
+                )
                 if response_text is not None:
-                    # In the worker, `EnvHost.step` (workers/worker.py) calls the environment's `step`.
+                    # In the worker, `EnvHost.step` (workers/worker.py) calls the environment's
+                    # `step`.
                     self._host, reply = await self._worker.call(
                         self._host, settings.env_step_timeout_s, "step", self._key, response_text
                     )
@@ -215,12 +246,19 @@ class EnvSession:
     async def _rebuild(self) -> EnvReply:
         settings = self._pool.settings
         if self.responses and self.reply is not None and not self.reply.deterministic:
-            raise ReplayError("the environment is not deterministic, so the episode cannot be replayed")
+            raise ReplayError(
+                "the environment is not deterministic, so the episode cannot be replayed"
+            )
         timeout_s = settings.env_reset_timeout_s + settings.env_step_timeout_s * len(self.responses)
-        host, (reply, digests) = await self._worker.call(None, timeout_s, "start", self._key, self.spec, self.responses)
+        host, (reply, digests) = await self._worker.call(
+            None, timeout_s, "start", self._key, self.spec, self.responses
+        )
         if self.digests and digests != self.digests:
             self._pool.faults["replay_mismatch"] += 1
-            step = next((i for i, (a, b) in enumerate(zip(digests, self.digests, strict=False)) if a != b), 0)
+            step = next(
+                (i for i, (a, b) in enumerate(zip(digests, self.digests, strict=False)) if a != b),
+                0,
+            )
             raise ReplayError(f"the replayed episode differs from the original at step {step}")
         if self.digests:
             self._pool.faults["replayed"] += 1
@@ -228,12 +266,14 @@ class EnvSession:
         return reply
 
     def describe(self, response_text: str | None = None) -> str:
-        """Everything needed to reproduce this episode: environment, task, seed, options and responses."""
+        """Everything needed to reproduce this episode: environment, task, seed, options and
+        responses."""
         answers = [*self.responses, *([response_text] if response_text is not None else [])]
         return (
-            f"to reproduce: environment {self.spec.env_path}, task {self.spec.metadata.get('task')!r}, "
-            f"seed {self.spec.metadata.get('seed')}, options {json.dumps(dict(self.spec.options), default=str)}, "
-            f"{len(answers)} answers: {json.dumps(answers)[:20000]}"
+            f"to reproduce: environment {self.spec.env_path}, task "
+            f"{self.spec.metadata.get('task')!r}, seed {self.spec.metadata.get('seed')}, options "
+            f"{json.dumps(dict(self.spec.options), default=str)}, {len(answers)} answers: "
+            f"{json.dumps(answers)[:20000]}"
         )
 
     async def close(self) -> None:
@@ -245,6 +285,8 @@ class EnvSession:
         host = self._worker.host
         if host is not None and not host.killed:
             try:
-                await self._worker.call(host, self._pool.settings.env_step_timeout_s, "close", self._key)
+                await self._worker.call(
+                    host, self._pool.settings.env_step_timeout_s, "close", self._key
+                )
             except (ChildLostError, WorkerFault):
                 self._pool.faults["close_failed"] += 1

@@ -1,4 +1,5 @@
-"""Checks that a reply to `reset` or `step` keeps the environment contract, and cuts observations that are too large.
+"""Checks that a reply to `reset` or `step` keeps the environment contract, and cuts observations
+that are too large.
 
 Text is cut in the middle, with a note; of too many images the first are kept.
 """
@@ -57,20 +58,28 @@ class _Info(_Contract):
 
 
 def check_reply(reply: EnvReply) -> None:
-    """Raise EnvironmentFault, which names the field and its value, for anything but the observation that is wrong."""
+    """Raise EnvironmentFault, which names the field and its value, for anything but the observation
+    that is wrong."""
     for name in ("instruction_prompt", "answer_format", "default_action"):
         _check_text(name, getattr(reply, name))
     enough = reply.messages or (reply.whole_prompts and reply.done)
-    if not enough or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages):
-        raise EnvironmentFault(f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}")
+    if not enough or not all(
+        isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in reply.messages
+    ):
+        raise EnvironmentFault(
+            f"messages must be mappings with a role, got {reprlib.repr(reply.messages)}"
+        )
     _check_texts("messages", reply.messages)
     for message in reply.messages:
         content = message.get("content")
         is_list = isinstance(content, list | tuple) and all(map(_is_part, content))
-        if not (isinstance(content, str) or is_list or (content is None and message.get("tool_calls"))):
+        if not (
+            isinstance(content, str) or is_list or (content is None and message.get("tool_calls"))
+        ):
             raise EnvironmentFault(
-                "a message's content must be a text or a list of parts such as {'type': 'text', 'text': 'a'} and "
-                f"{{'type': 'image', 'image': image}}, got {reprlib.repr(content)}"
+                "a message's content must be a text or a list of parts such as {'type': 'text', "
+                "'text': 'a'} and {'type': 'image', 'image': image}, got "
+                f"{reprlib.repr(content)}"
             )
     if reply.info is None:  # tools do not change within an episode
         try:
@@ -78,8 +87,12 @@ def check_reply(reply: EnvReply) -> None:
         except (TypeError, ValueError) as error:
             said = f"tools must be a list of JSON schemas, got {reprlib.repr(reply.tools)}"
             raise EnvironmentFault(f"{said} ({error})") from error
-    if not isinstance(reply.facts, list | tuple) or not all(isinstance(f, str) and f.strip() for f in reply.facts):
-        raise EnvironmentFault(f"facts() must return a list of texts, none blank, got {reprlib.repr(reply.facts)}")
+    if not isinstance(reply.facts, list | tuple) or not all(
+        isinstance(f, str) and f.strip() for f in reply.facts
+    ):
+        raise EnvironmentFault(
+            f"facts() must return a list of texts, none blank, got {reprlib.repr(reply.facts)}"
+        )
     if reply.info is not None:
         check_info(reply.info, reply.done)
 
@@ -88,13 +101,15 @@ def check_history(reply: EnvReply, history: str) -> None:
     """Raise ConfigError if the way in which prompts are built does not suit the environment."""
     if reply.whole_prompts and history == "full":
         raise ConfigError(
-            "history: full appends to one conversation, but here every observation is a whole prompt, which need not "
-            "begin with the one before it; leave history out of the YAML (with preset: glm52, give history: window)"
+            "history: full appends to one conversation, but here every observation is a whole "
+            "prompt, which need not begin with the one before it; leave history out of the YAML "
+            "(with preset: glm52, give history: window)"
         )
 
 
 def check_observation(observation: Any) -> None:
-    """Raise EnvironmentFault for an observation that lacks a key, or has a value of the wrong type."""
+    """Raise EnvironmentFault for an observation that lacks a key, or has a value of the wrong
+    type."""
     if not isinstance(observation, Mapping):
         hint = "; return the observation alone" if isinstance(observation, tuple) else ""
         raise EnvironmentFault(
@@ -109,7 +124,8 @@ def check_observation(observation: Any) -> None:
 
 
 def read_step(answer: Any) -> tuple[Any, bool, Any]:
-    """Return observation, done and info of a `step`, with numpy's scalars as Python's bools and numbers.
+    """Return observation, done and info of a `step`, with numpy's scalars as Python's bools and
+    numbers.
 
     Raises:
         EnvironmentFault: it is not three values, or `done` is not a bool.
@@ -128,7 +144,8 @@ def read_step(answer: Any) -> tuple[Any, bool, Any]:
 
 
 def _plain(value: Any, inside: int = 0) -> Any:
-    """Python's bool, number or string for a scalar of numpy or torch; `inside` levels of mappings and lists too.
+    """Python's bool, number or string for a scalar of numpy or torch; `inside` levels of mappings
+    and lists too.
 
     Of text, only the characters: an environment's own class cannot be unpickled in another process.
     """
@@ -142,18 +159,21 @@ def _plain(value: Any, inside: int = 0) -> Any:
 
 
 def check_info(info: Any, done: bool) -> None:
-    """Raise EnvironmentFault for a value in `info` that is missing, wrong, not finite, or contradicts `done`."""
+    """Raise EnvironmentFault for a value in `info` that is missing, wrong, not finite, or
+    contradicts `done`."""
     if not isinstance(info, Mapping):
         raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
     _check("info", _Info, info)
     if done is not (info["terminated"] or info["truncated"]):
         raise EnvironmentFault(
-            f"done is {done!r} but terminated is {info['terminated']} and truncated {info['truncated']}"
+            f"done is {done!r} but terminated is {info['terminated']} and truncated "
+            f"{info['truncated']}"
         )
 
 
 def _check(name: str, model: type[BaseModel], value: Mapping[str, Any], advice: str = "") -> None:
-    """Raise EnvironmentFault, which names the first part of the mapping `name` that the model refuses."""
+    """Raise EnvironmentFault, which names the first part of the mapping `name` that the model
+    refuses."""
     try:
         model.model_validate(dict(value))
     except ValidationError as error:
@@ -162,7 +182,9 @@ def _check(name: str, model: type[BaseModel], value: Mapping[str, Any], advice: 
         place = name + "".join(f"[{part!r}]" for part in above)
         if wrong["type"] != "missing":
             got = reprlib.repr(wrong["input"])
-            raise EnvironmentFault(f"{place}[{key!r}] must be {expected(wrong)}, got {got}") from error
+            raise EnvironmentFault(
+                f"{place}[{key!r}] must be {expected(wrong)}, got {got}"
+            ) from error
         keys = list(map(str, wrong["input"]))
         near = difflib.get_close_matches(str(key), set(keys) - set(model.model_fields), n=1)
         hint = f"rename '{near[0]}'" if near else f"its keys are {', '.join(keys) or 'none'}"
@@ -176,7 +198,9 @@ def _check_text(name: str, value: Any) -> None:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise EnvironmentFault(f"{name} holds half of a surrogate pair: {reprlib.repr(value)}") from error
+        raise EnvironmentFault(
+            f"{name} holds half of a surrogate pair: {reprlib.repr(value)}"
+        ) from error
 
 
 def _check_texts(name: str, value: Any) -> None:
@@ -202,7 +226,10 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
     cut = {name: cut_text(text, share or limits.chars) for name, text in texts.items()}
     obs_str = cut_text(observation["obs_str"], limits.chars)
     left = iter(range(limits.images))
-    shown = {name: [image for image, _ in zip(images, left, strict=False)] for name, images in multi_modal.items()}
+    shown = {
+        name: [image for image, _ in zip(images, left, strict=False)]
+        for name, images in multi_modal.items()
+    }
     if images > limits.images:
         note = _images_note(images - limits.images)
         obs_str += note
@@ -211,8 +238,11 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
     return cast(Observation, {**within, "multi_modal_data": shown} if shown else within)
 
 
-def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimits) -> Sequence[Mapping[str, Any]]:
-    """The messages of one observation: the same object if together they are within the limits, else a cut copy."""
+def cut_messages(
+    messages: Sequence[Mapping[str, Any]], limits: ObservationLimits
+) -> Sequence[Mapping[str, Any]]:
+    """The messages of one observation: the same object if together they are within the limits, else
+    a cut copy."""
     parts = [part for message in messages for part in _content_parts(message)]
     texts = [part["text"] for part in parts if part["type"] == "text"]
     share = _share(limits.chars, texts)
@@ -228,19 +258,26 @@ def cut_messages(messages: Sequence[Mapping[str, Any]], limits: ObservationLimit
                 kept.append({**part, "text": cut_text(part["text"], share or limits.chars)})
             elif next(left, None) is not None:
                 kept.append(part)
-        cut.append({**message, "content": kept[0]["text"] if isinstance(message.get("content"), str) else kept})
+        cut.append(
+            {
+                **message,
+                "content": kept[0]["text"] if isinstance(message.get("content"), str) else kept,
+            }
+        )
     if missing > 0:
         cut[-1] = with_text(cut[-1], _images_note(missing))
     return cut
 
 
 def _share(total: int, texts: Sequence[str]) -> int | None:
-    """How many characters to keep of each text that is longer; None if together they have at most `total`."""
+    """How many characters to keep of each text that is longer; None if together they have at most
+    `total`."""
     return max(total // len(texts), 1) if sum(map(len, texts)) > total else None
 
 
 def cut_text(text: str, chars: int) -> str:
-    """The text, or its beginning and its end, `chars` characters in all, with a note between them."""
+    """The text, or its beginning and its end, `chars` characters in all, with a note between
+    them."""
     if len(text) <= chars:
         return text
     tail = chars // 2
@@ -260,11 +297,17 @@ def _content_parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _is_part(part: Any) -> bool:
     if not isinstance(part, Mapping):
         return False
-    return part.get("image") is not None if part.get("type") == "image" else isinstance(part.get("text"), str)
+    return (
+        part.get("image") is not None
+        if part.get("type") == "image"
+        else isinstance(part.get("text"), str)
+    )
 
 
 def with_text(message: Mapping[str, Any], text: str) -> dict[str, Any]:
     """Return the message with `text` appended to its content."""
     content = message["content"]
-    added = content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    added = (
+        content + text if isinstance(content, str) else [*content, {"type": "text", "text": text}]
+    )
     return {**message, "content": added}

@@ -1,6 +1,8 @@
-"""Tries environments in a worker process before anything expensive starts: build, reset and a first step.
+"""Tries environments in a worker process before anything expensive starts: build, reset and a first
+step.
 
-Whatever goes wrong, also a hang or an exit, becomes one sentence with the file, the line and the fix.
+Whatever goes wrong, also a hang or an exit, becomes one sentence with the file, the line and the
+fix.
 """
 
 from __future__ import annotations
@@ -17,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from rollout.bridge.settings import RolloutSettings
-from rollout.errors import ConfigError, EnvironmentFault, MissingDependencyError, SlimeVerlogError, WorkerFault
+from rollout.errors import (
+    ConfigError,
+    EnvironmentFault,
+    MissingDependencyError,
+    SlimeVerlogError,
+    WorkerFault,
+)
 from rollout.spec import EpisodeSpec, ObservationLimits
 from rollout.turn import EnvReply
 from rollout.workers.abilities import abilities, suggest, threads
@@ -28,18 +36,21 @@ from rollout.workers.reply import check_history
 from rollout.workers.utilization import Utilization
 
 BUDGET_S = 20.0
-"""Once a trial has taken this long, further tasks of an environment that was already played are only built."""
+"""Once a trial has taken this long, further tasks of an environment that was already played are
+only built."""
 MAX_CALL_S = 60.0
 """Limit of one call, unless the YAML sets `env_reset_timeout_s` or `env_step_timeout_s` itself."""
 GRACE_S = 5.0
 """Seconds after the limit until a call that cannot be interrupted is given up with its process."""
-ERRORS: dict[str, type[SlimeVerlogError]] = {kind.__name__: kind for kind in (ConfigError, MissingDependencyError)}
+ERRORS: dict[str, type[SlimeVerlogError]] = {
+    kind.__name__: kind for kind in (ConfigError, MissingDependencyError)
+}
 """Classes of faults that are raised again as they are; all others become an `EnvironmentFault`."""
 PATIENCE_S = 1.0
 """Time in which threads may end after `close`."""
 BEGINS_ANEW = (
-    "the same task and seed begin with another observation; draw everything random from the seed, or set "
-    "deterministic = False"
+    "the same task and seed begin with another observation; draw everything random from the seed, "
+    "or set deterministic = False"
 )
 
 
@@ -49,11 +60,13 @@ async def try_environments(
     budget_s: float = BUDGET_S,
     look: Callable[[EpisodeSpec, EnvReply], None] | None = None,
 ) -> list[str]:
-    """Build every episode's environment, reset it and take a first step; raises SlimeVerlogError about the first fault.
+    """Build every episode's environment, reset it and take a first step; raises SlimeVerlogError
+    about the first fault.
 
-    The first episode of each module is always reset and stepped. Until `budget_s` seconds have passed, it is also
-    started a second time, and further episodes are tried. Returns notes about what could not be tried and about starts
-    that differ or leave threads. `look` gets the first reply of each episode that is reset.
+    The first episode of each module is always reset and stepped. Until `budget_s` seconds have
+    passed, it is also started a second time, and further episodes are tried. Returns notes about
+    what could not be tried and about starts that differ or leave threads. `look` gets the first
+    reply of each episode that is reset.
     """
     began, known, notes = time.monotonic(), set[str](), list[str]()
     trial = Trial(settings)
@@ -68,7 +81,9 @@ async def try_environments(
                     look(episode, first)
                 notes += (await trial.ask(episode, abilities)).warnings
                 try:
-                    second = await trial.step(episode, await trial.ask(episode, suggest, "random", 0))
+                    second = await trial.step(
+                        episode, await trial.ask(episode, suggest, "random", 0)
+                    )
                     check_pictures(episode, [first, second])
                 except ServiceError as error:
                     notes.append(str(error))
@@ -86,20 +101,33 @@ async def try_environments(
 
 def check_pictures(episode: EpisodeSpec, replies: Sequence[EnvReply]) -> None:
     """Raise ConfigError if `env.vlm` is set and no reply shows a picture."""
-    parts = (part for reply in replies for message in reply.messages for part in message.get("content") or ())
-    if episode.env.options.get("vlm") and not any(isinstance(p, Mapping) and p.get("type") == "image" for p in parts):
-        found = f"task {episode.name!r}: env.vlm is set, but {episode.env.env_path} shows no picture"
+    parts = (
+        part
+        for reply in replies
+        for message in reply.messages
+        for part in message.get("content") or ()
+    )
+    if episode.env.options.get("vlm") and not any(
+        isinstance(p, Mapping) and p.get("type") == "image" for p in parts
+    ):
+        found = (
+            f"task {episode.name!r}: env.vlm is set, but {episode.env.env_path} shows no picture"
+        )
         raise ConfigError(f"{found}; give its frames an image, or leave env.vlm out")
 
 
 async def start_again(trial: Trial, episode: EpisodeSpec) -> tuple[EnvReply, list[str]]:
-    """Start a closed episode again and close it; return its first reply, and the threads that this left running."""
+    """Start a closed episode again and close it; return its first reply, and the threads that this
+    left running."""
     before = await trial.ask(episode, threads)
     await trial.build(episode)
     reply = await trial.reset(episode)
     await trial.close(episode)
     deadline = time.monotonic() + PATIENCE_S
-    while len(after := await trial.ask(episode, threads)) > len(before) and time.monotonic() < deadline:
+    while (
+        len(after := await trial.ask(episode, threads)) > len(before)
+        and time.monotonic() < deadline
+    ):
         await asyncio.sleep(0.02)
     return reply, after[len(before) :]
 
@@ -110,17 +138,24 @@ def threads_left(names: Sequence[str]) -> str:
 
 
 class Trial:
-    """One worker process that plays one episode per id; all methods but `end` raise `SlimeVerlogError`.
+    """One worker process that plays one episode per id; all methods but `end` raise
+    `SlimeVerlogError`.
 
     It plays in the main thread, or in another thread where the YAML says `env_backend: inline`.
     """
 
     def __init__(self, settings: RolloutSettings) -> None:
         self._in_thread = settings.env_backend == "inline"
-        entry = "rollout.workers.worker:main_in_thread" if self._in_thread else "rollout.workers.worker:main"
+        entry = (
+            "rollout.workers.worker:main_in_thread"
+            if self._in_thread
+            else "rollout.workers.worker:main"
+        )
         self._worker = Worker(lambda: ProcessHost(entry), Counter(), Utilization())
         self._settings = settings
-        self._limits = ObservationLimits(settings.max_observation_chars, settings.max_observation_images)
+        self._limits = ObservationLimits(
+            settings.max_observation_chars, settings.max_observation_images
+        )
 
     async def build(self, episode: EpisodeSpec) -> None:
         await self._call(episode, "build", replace(episode.env, limits=self._limits))
@@ -160,7 +195,9 @@ class Trial:
             sentence = f"{_named(episode, name)} took longer than {limit_s:g} s; {advice}"
         except ChildLostError:
             cause = "os._exit, a crash of compiled code, or no memory left"
-            sentence = f"{_named(episode, name)} ended its process ({cause}); raise an error instead"
+            sentence = (
+                f"{_named(episode, name)} ended its process ({cause}); raise an error instead"
+            )
         except WorkerFault as fault:
             if fault.kind in ERRORS:
                 raise ERRORS[fault.kind](str(fault)) from fault
@@ -193,7 +230,8 @@ def _named(episode: EpisodeSpec, method: str) -> str:
 
 
 def _place(path: str, name: str) -> str:
-    """`FILE:LINE` of the function called `name`, or the file alone; the file is read, not imported."""
+    """`FILE:LINE` of the function called `name`, or the file alone; the file is read, not
+    imported."""
     file = path
     if not path.endswith(".py"):
         with contextlib.suppress(ImportError, ValueError):

@@ -1,4 +1,5 @@
-"""How busy a resource is: the time with at least one request in flight, and the mean number of requests."""
+"""How busy a resource is: the time with at least one request in flight, and the mean number of
+requests."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -7,7 +8,8 @@ from typing import NamedTuple
 
 
 class Usage(NamedTuple):
-    """Totals of a period; `request_s` divided by `seconds` is the mean number of requests in flight."""
+    """Totals of a period; `request_s` divided by `seconds` is the mean number of requests in
+    flight."""
 
     seconds: float
     busy_s: float
@@ -32,7 +34,9 @@ class ProcessUsage(NamedTuple):
         """Add the totals of the same process in another period; with `sign` -1, subtract them."""
         pairs = zip(self[:2], other[:2], strict=True)
         engine, env = (Usage(*(a + sign * b for a, b in zip(x, y, strict=True))) for x, y in pairs)
-        return ProcessUsage(engine, env, self.cpu_s + sign * other.cpu_s, self.retries + sign * other.retries)
+        return ProcessUsage(
+            engine, env, self.cpu_s + sign * other.cpu_s, self.retries + sign * other.retries
+        )
 
 
 UNUSED = ProcessUsage(Usage(0.0, 0.0, 0.0), Usage(0.0, 0.0, 0.0), 0.0, 0)

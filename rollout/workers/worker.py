@@ -1,4 +1,5 @@
-"""The worker's side of the environment pool: holds live environments and runs one command at a time.
+"""The worker's side of the environment pool: holds live environments and runs one command at a
+time.
 
 A worker process reads pickled commands over a private socket, and ends when it closes.
 """
@@ -34,7 +35,13 @@ from rollout.spec import EnvSpec, ObservationLimits
 from rollout.tokens.image_files import read_image
 from rollout.turn import EnvReply
 from rollout.workers.child import HEADER
-from rollout.workers.reply import check_observation, check_reply, cut_messages, cut_observation, read_step
+from rollout.workers.reply import (
+    check_observation,
+    check_reply,
+    cut_messages,
+    cut_observation,
+    read_step,
+)
 
 
 class TooSlow(TimeUp):
@@ -69,12 +76,17 @@ class EnvHost:
             observation, done, info = read_step(answer)
             reply = _within(make_reply(env, observation, seconds, done, info), spec.limits)
             if parts:
-                reply = replace(reply, parts=[(name, start - began, end - began) for name, start, end in parts])
+                reply = replace(
+                    reply, parts=[(name, start - began, end - began) for name, start, end in parts]
+                )
             _ = reply.digest  # here, because hashing images would delay the trainer
             return reply
 
-    def start(self, key: int, spec: EnvSpec, responses: Sequence[str]) -> tuple[EnvReply, list[str]]:
-        """Build and reset an environment and give it the responses; returns the last reply and the digests of all."""
+    def start(
+        self, key: int, spec: EnvSpec, responses: Sequence[str]
+    ) -> tuple[EnvReply, list[str]]:
+        """Build and reset an environment and give it the responses; returns the last reply and the
+        digests of all."""
         began = time.perf_counter()
         self.build(key, spec)
         reply = self.reset(key)
@@ -86,7 +98,8 @@ class EnvHost:
         return reply, digests
 
     def ask(self, key: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function of `rollout/workers/abilities.py` with environment and spec, None if it is closed."""
+        """Call a function of `rollout/workers/abilities.py` with environment and spec, None if it
+        is closed."""
         return function(*self._envs.get(key, (None, None)), *arguments)
 
     def timed(self, limit_s: float, method: str, *arguments: Any) -> Any:
@@ -112,7 +125,9 @@ class EnvHost:
             return True, getattr(self, method)(*arguments)
         except WorkerFault as fault:
             return False, fault
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too must not end the worker
+        except (
+            BaseException
+        ) as error:  # SystemExit and KeyboardInterrupt too must not end the worker
             key, *rest = arguments
             env_and_spec = self._envs.get(key, rest)
             spec = next((part for part in env_and_spec if isinstance(part, EnvSpec)), None)
@@ -129,7 +144,9 @@ def _fault(error: BaseException, method: str, path: str) -> WorkerFault:
         case TooSlow():
             sentence = f"{called} was stopped at {place}"
         case SystemExit():
-            sentence = f"{called} ended the process at {place}; raise an error there, or return done"
+            sentence = (
+                f"{called} ended the process at {place}; raise an error there, or return done"
+            )
         case _:
             sentence = f"{called} raised {describe(error, path)}; {advice_about(error, path)}"
     kind = "JudgeError" if _is_from_a_service(error) else type(error).__name__
@@ -149,7 +166,9 @@ def _placed(env: BaseInteractionEnv, method: str) -> Iterator[None]:
         yield
     except EnvironmentFault as error:
         place = place_of_method(env, method)
-        raise EnvironmentFault(f"{error} (returned by {method}{f', {place}' if place else ''})") from error
+        raise EnvironmentFault(
+            f"{error} (returned by {method}{f', {place}' if place else ''})"
+        ) from error
 
 
 def make_reply(
@@ -164,10 +183,15 @@ def make_reply(
     message = env.format_observation(observation)
     known: dict[int, Any] = {}
     pictures = {
-        name: [_own_image(image, f"multi_modal_data[{name!r}][{i}]", known) for i, image in enumerate(images)]
+        name: [
+            _own_image(image, f"multi_modal_data[{name!r}][{i}]", known)
+            for i, image in enumerate(images)
+        ]
         for name, images in (observation.get("multi_modal_data") or {}).items()
     }
-    own = {**observation, "text": dict(observation["text"])} | ({"multi_modal_data": pictures} if pictures else {})
+    own = {**observation, "text": dict(observation["text"])} | (
+        {"multi_modal_data": pictures} if pictures else {}
+    )
     reply = EnvReply(
         observation=cast(Observation, own),
         messages=_copied([message] if isinstance(message, Mapping) else list(message), known),
@@ -189,12 +213,19 @@ def make_reply(
 
 
 def _copied(value: Any, known: dict[int, Any], level: int = 0) -> Any:
-    """Copy messages (level 0), parts of their content (1) or what is inside: an environment may change them later."""
+    """Copy messages (level 0), parts of their content (1) or what is inside: an environment may
+    change them later."""
     if isinstance(value, Mapping):
         if level == 1 and value.get("type") == "image" and value.get("image") is not None:
             return {**value, "image": _own_image(value["image"], "an image of a message", known)}
-        return {k: _copied(v, known, 1 if (level, k) == (0, "content") else 2) for k, v in value.items()}
-    return [_copied(inner, known, level) for inner in value] if isinstance(value, list | tuple) else value
+        return {
+            k: _copied(v, known, 1 if (level, k) == (0, "content") else 2) for k, v in value.items()
+        }
+    return (
+        [_copied(inner, known, level) for inner in value]
+        if isinstance(value, list | tuple)
+        else value
+    )
 
 
 def _own_image(image: Any, place: str, known: dict[int, Any]) -> Any:
@@ -209,10 +240,14 @@ def _own_image(image: Any, place: str, known: dict[int, Any]) -> Any:
 
 
 def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
-    """The reply with its observation and its messages cut to the limits; whole prompts are never cut."""
+    """The reply with its observation and its messages cut to the limits; whole prompts are never
+    cut."""
     if limits is None or reply.whole_prompts:
         return reply
-    observation, messages = cut_observation(reply.observation, limits), cut_messages(reply.messages, limits)
+    observation, messages = (
+        cut_observation(reply.observation, limits),
+        cut_messages(reply.messages, limits),
+    )
     if observation is reply.observation and messages is reply.messages:
         return reply
     return replace(reply, observation=observation, messages=messages, was_cut=True)
@@ -220,7 +255,10 @@ def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
 
 def serve(connection: socket.socket, host: EnvHost) -> None:
     """Run commands until the parent closes the socket, which it may do while a command runs."""
-    with connection.makefile("rb") as commands, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    with (
+        connection.makefile("rb") as commands,
+        contextlib.suppress(BrokenPipeError, ConnectionResetError),
+    ):
         while header := commands.read(HEADER.size):
             number, method, arguments = pickle.loads(commands.read(*HEADER.unpack(header)))
             connection.sendall(pack_reply(number, *host.handle(method, *arguments)))
@@ -232,7 +270,13 @@ def pack_reply(number: int, ok: bool, value: Any) -> bytes:
     try:
         return pack((number, ok, value))
     except Exception as error:
-        return pack((number, False, WorkerFault(f"what the environment returned cannot be pickled: {error}")))
+        return pack(
+            (
+                number,
+                False,
+                WorkerFault(f"what the environment returned cannot be pickled: {error}"),
+            )
+        )
 
 
 def pack(value: Any) -> bytes:
@@ -242,14 +286,16 @@ def pack(value: Any) -> bytes:
 
 
 def main() -> None:
-    """Entry of a worker process: `sys.argv[1]` is its socket, which the environment's own processes do not inherit."""
+    """Entry of a worker process: `sys.argv[1]` is its socket, which the environment's own processes
+    do not inherit."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     serve(connection, EnvHost())
 
 
 def main_in_thread() -> None:
-    """Entry of a worker process whose environments run in a thread, as with `env_backend: inline`."""
+    """Entry of a worker process whose environments run in a thread, as with `env_backend:
+    inline`."""
     set_loop = lambda: asyncio.set_event_loop(thread_loop())
     with ThreadPoolExecutor(max_workers=1, initializer=set_loop) as thread:
         thread.submit(main).result()

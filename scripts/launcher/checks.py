@@ -1,4 +1,5 @@
-"""What can be checked of a job without slime, Megatron and the model, so also for a script that is only printed."""
+"""What can be checked of a job without slime, Megatron and the model, so also for a script that is
+only printed."""
 
 import tempfile
 from argparse import Namespace
@@ -13,7 +14,8 @@ from slime_verlog import parse_yaml
 
 
 def check_without_slime(job: Job, settings: RolloutSettings) -> list[str]:
-    """Check the job's flags against its YAML; returns warnings, and raises ConfigError for what preflight refuses."""
+    """Check the job's flags against its YAML; returns warnings, and raises ConfigError for what
+    preflight refuses."""
     with tempfile.TemporaryDirectory() as folder:
         roles = Path(folder, "roles.yaml")
         roles.write_text(job.roles, encoding="utf-8")
@@ -26,7 +28,8 @@ def check_without_slime(job: Job, settings: RolloutSettings) -> list[str]:
 
 
 def read_flags(words: list[str]) -> dict[str, Any]:
-    """Return a command line's flags as slime names them, without its defaults; the last value of a flag counts."""
+    """Return a command line's flags as slime names them, without its defaults; the last value of a
+    flag counts."""
     found: dict[str, Any] = {}
     name = ""
     for word in words:

@@ -21,13 +21,17 @@ def preflight(job: Job, train_script: str, stdout: Any = None) -> int:
 
 
 def end_dry_run(job: Job, train_script: str, hf_checkpoint: str, notes: list[str]) -> int:
-    """End a dry run with preflight's verdict, or with the notes where it cannot run; returns the exit status."""
+    """End a dry run with preflight's verdict, or with the notes where it cannot run; returns the
+    exit status."""
     has_model = Path(hf_checkpoint, "config.json").is_file()
     has_slime = _python(job, "-c", "import slime, megatron", stderr=subprocess.DEVNULL) == 0
     if has_model and has_slime:
         return preflight(job, train_script, sys.stderr)
     if not has_slime:
-        notes = [*notes, "python3 cannot import slime and Megatron; run this in slime's image (docs/slime.md)"]
+        notes = [
+            *notes,
+            "python3 cannot import slime and Megatron; run this in slime's image (docs/slime.md)",
+        ]
     if not has_model:
         notes = [*notes, f"there is no model in {hf_checkpoint}"]
     print("NOT READY. Most flags, model and environments were not checked:", file=sys.stderr)
@@ -41,7 +45,8 @@ def _python(job: Job, *arguments: str, **streams: Any) -> int:
 
 
 def ray_answers(address: str) -> bool:
-    """Whether a job server answers. `ray status` speaks another protocol and fails for an HTTP address."""
+    """Whether a job server answers. `ray status` speaks another protocol and fails for an HTTP
+    address."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(f"{address}/api/version", timeout=5) as answer:
@@ -51,25 +56,31 @@ def ray_answers(address: str) -> bool:
 
 
 def find_ray(given: Variables, wait_s: int = 60) -> None:
-    """Find the cluster at RAY_ADDRESS; on one node, start a head there if none runs; raises ConfigError without one.
+    """Find the cluster at RAY_ADDRESS; on one node, start a head there if none runs; raises
+    ConfigError without one.
 
     A head that was started here has `wait_s` seconds to answer.
     """
     parts = re.fullmatch(r"https?://([^/:]+):(\d+)/?", given.ray_address)
     if not parts:
-        raise ConfigError(f"RAY_ADDRESS={given.ray_address} is not a job server's address; give it as http://HOST:8265")
+        raise ConfigError(
+            f"RAY_ADDRESS={given.ray_address} is not a job server's address; give it as "
+            "http://HOST:8265"
+        )
     address = given.ray_address.rstrip("/")
     (host, port) = parts.groups()
     if ray_answers(address):
         return
     if given.num_nodes > 1:
         raise ConfigError(
-            f"NUM_NODES={given.num_nodes}, but no Ray job server answers at {address}; start a head and join the other "
-            "nodes first (docs/slime_cluster.md, Several nodes)"
+            f"NUM_NODES={given.num_nodes}, but no Ray job server answers at {address}; start a "
+            "head and join the other nodes first (docs/slime_cluster.md, Several nodes)"
         )
     if host not in ("127.0.0.1", "localhost"):
         start = f"ray start --head --dashboard-host=0.0.0.0 --dashboard-port={port}"
-        raise ConfigError(f"no Ray job server answers at {address}; start one on that host with: {start}")
+        raise ConfigError(
+            f"no Ray job server answers at {address}; start one on that host with: {start}"
+        )
     head = ["ray", "start", "--head", f"--num-gpus={given.num_gpus}", f"--dashboard-port={port}"]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     started = subprocess.run([*head, "--disable-usage-stats"], env=environment)
@@ -78,5 +89,6 @@ def find_ray(given: Variables, wait_s: int = 60) -> None:
             return
         time.sleep(1)
     raise ConfigError(
-        f"Ray was started, but its job server does not answer at {address}; it needs pip install 'ray[default]'"
+        f"Ray was started, but its job server does not answer at {address}; it needs pip install "
+        "'ray[default]'"
     )

@@ -6,16 +6,24 @@ from scripts.launcher.own_python import ROOT
 from slime_verlog import ConfigError
 
 HYBRID = re.compile(r"Qwen3(\.\d+)?-[\d.]+B(-A[\d.]+B)?(-FP8|-AWQ|-GPTQ-Int[48])?")
-"""Models that think by default, which no response length here fits; Instruct, Thinking, Coder and Next are others."""
+"""Models that think by default, which no response length here fits; Instruct, Thinking, Coder and
+Next are others."""
 
 
 def read_config(config: str, model: str) -> str:
-    """Return the text of a YAML, without thoughts of a hybrid model; raises ConfigError if there is no such file."""
+    """Return the text of a YAML, without thoughts of a hybrid model; raises ConfigError if there is
+    no such file."""
     path = ROOT / config
     if not path.is_file():
-        raise ConfigError(f"no CONFIG={config}; give a YAML file, as an absolute path or relative to {ROOT}")
+        raise ConfigError(
+            f"no CONFIG={config}; give a YAML file, as an absolute path or relative to {ROOT}"
+        )
     text = path.read_text(encoding="utf-8").rstrip("\n")
-    return with_key(text, "chat_template_kwargs", "{enable_thinking: false}") if HYBRID.fullmatch(model) else text
+    return (
+        with_key(text, "chat_template_kwargs", "{enable_thinking: false}")
+        if HYBRID.fullmatch(model)
+        else text
+    )
 
 
 def with_key(text: str, key: str, value: str) -> str:

@@ -38,7 +38,8 @@ def prepare(model: str, words: list[str], paths: Paths) -> None:
 
 
 def export(run_dir: Path, model: str, words: list[str], paths: Paths) -> None:
-    """Turn a checkpoint of a run into a Hugging Face folder; raises ConfigError if it was not saved."""
+    """Turn a checkpoint of a run into a Hugging Face folder; raises ConfigError if it was not
+    saved."""
     step = last_step(run_dir / "actor")
     for word in words:
         if word.isdecimal():
@@ -51,11 +52,24 @@ def export(run_dir: Path, model: str, words: list[str], paths: Paths) -> None:
     checkpoint = run_dir / "actor" / step_name(step)
     if not checkpoint.is_dir():
         raise ConfigError(f"no {checkpoint}; the run has saved no actor yet, or not at that step")
-    # Megatron pads the vocabulary to a multiple of the GPUs that share it; the folder has the model's own size.
+    # Megatron pads the vocabulary to a multiple of the GPUs that share it; the folder has the
+    # model's own size.
     config = json.loads((origin / "config.json").read_text(encoding="utf-8"))
     vocabulary = (config.get("text_config") or config)["vocab_size"]
-    tool = ["python3", f"{paths.slime_path}/tools/convert_torch_dist_to_hf.py", "--input-dir", str(checkpoint)]
-    tool += ["--output-dir", f"{run_dir}/hf/{step}", "--origin-hf-dir", str(origin), "--vocab-size", str(vocabulary)]
+    tool = [
+        "python3",
+        f"{paths.slime_path}/tools/convert_torch_dist_to_hf.py",
+        "--input-dir",
+        str(checkpoint),
+    ]
+    tool += [
+        "--output-dir",
+        f"{run_dir}/hf/{step}",
+        "--origin-hf-dir",
+        str(origin),
+        "--vocab-size",
+        str(vocabulary),
+    ]
     inherited = os.environ.get("PYTHONPATH", "")
     pythonpath = ":".join(filter(None, [paths.slime_path, paths.megatron_path, inherited]))
     run(tool, "--dry-run" in words, pythonpath)

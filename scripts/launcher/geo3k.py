@@ -83,7 +83,14 @@ class Geo3k(Run[Geo3kVariables]):
         given = self.given
         has_saved = last_step(Path(self.actor_dir)) >= 0
         load = self.actor_dir if has_saved else self.hf_checkpoint
-        saved = ["--hf-checkpoint", self.hf_checkpoint, "--save", self.actor_dir, "--save-interval", "20"]
+        saved = [
+            "--hf-checkpoint",
+            self.hf_checkpoint,
+            "--save",
+            self.actor_dir,
+            "--save-interval",
+            "20",
+        ]
         rollout = words(
             ROLLOUT,
             updates=given.updates,
@@ -95,20 +102,26 @@ class Geo3k(Run[Geo3kVariables]):
         )
         can_evaluate = Path(given.data, "test.parquet").is_file()
         evaluation = words(EVAL, interval=given.eval_interval, data=given.data)
-        parallel = words(PARALLEL, tensor=given.tensor_parallel) + words(EXPERTS, experts=self.experts)
+        parallel = words(PARALLEL, tensor=given.tensor_parallel) + words(
+            EXPERTS, experts=self.experts
+        )
         parallel += [*words(RECOMPUTE), "--micro-batch-size", "1"]
         if given.tensor_parallel > 1:
             parallel.append("--sequence-parallel")
         return {
             "LAYOUT": self.layout(),
             "CKPT": [*saved, *retention(given.checkpoints_kept, 20), "--load", load],
-            "HOOK": words(HOOKS, config=self.config_file, data=given.data, images='{"image": "images"}'),
+            "HOOK": words(
+                HOOKS, config=self.config_file, data=given.data, images='{"image": "images"}'
+            ),
             "ROLLOUT": rollout,
             "EVAL": evaluation if can_evaluate else [],
             "PPO": words(GRPO),
             "OPTIMIZER": words(OPTIMIZER, lr=given.actor_lr),
             "PERF": parallel,
-            "SGLANG": words(SGLANG, gpus=self.engine_gpus, experts=self.experts, share=given.mem_fraction),
+            "SGLANG": words(
+                SGLANG, gpus=self.engine_gpus, experts=self.experts, share=given.mem_fraction
+            ),
         }
 
 

@@ -126,12 +126,22 @@ def flat(job: Job, given: Variables) -> str:
 
     Its words may begin with variables that the script sets: SLIME_PATH, MODELS, RUN_DIR and PATHS.
     """
-    paths = given.model_dump(include={"slime_path", "megatron_path", "models", "output"}, by_alias=True)
-    notes = {"REPO": "  # the slime-verlog checkout", "SLIME_PATH": "  # the checkout whose train.py runs"}
+    paths = given.model_dump(
+        include={"slime_path", "megatron_path", "models", "output"}, by_alias=True
+    )
+    notes = {
+        "REPO": "  # the slime-verlog checkout",
+        "SLIME_PATH": "  # the checkout whose train.py runs",
+    }
     notes["MODELS"] = "  # scripts/prepare_model.sh puts checkpoints here"
-    settings = [f"{name}=${{{name}:-{path}}}{notes.get(name, '')}" for name, path in {"REPO": "$PWD", **paths}.items()]
+    settings = [
+        f"{name}=${{{name}:-{path}}}{notes.get(name, '')}"
+        for name, path in {"REPO": "$PWD", **paths}.items()
+    ]
     settings.append(f"RUN_DIR=$OUTPUT/{job.name}")
-    comment = textwrap.wrap(_purpose(job.purpose, given.num_gpus), 117, break_on_hyphens=False, break_long_words=False)
+    comment = textwrap.wrap(
+        _purpose(job.purpose, given.num_gpus), 117, break_on_hyphens=False, break_long_words=False
+    )
     text = FLAT.format(
         purpose="\n".join(f"# {line}" for line in comment),
         script=job.script,

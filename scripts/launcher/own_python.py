@@ -1,4 +1,5 @@
-"""Gives the launcher a Python that has what it imports, on a machine where nothing is installed yet."""
+"""Gives the launcher a Python that has what it imports, on a machine where nothing is installed
+yet."""
 
 import importlib.util
 import os
@@ -10,19 +11,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def ensure_packages() -> None:
-    """Start this program again in .venv, which `scripts/install.sh` makes, if this Python lacks a package."""
+    """Start this program again in .venv, which `scripts/install.sh` makes, if this Python lacks a
+    package."""
     is_complete = importlib.util.find_spec("pydantic") and importlib.util.find_spec("yaml")
     if is_complete and sys.version_info >= (3, 11):
         return
     if {"--help", "-h"} & set(sys.argv):
         print(header(os.path.basename(sys.argv[1])))
         print(
-            "\nA Python 3.11 or 3.12 with pydantic and PyYAML shows options and variables, too: bash scripts/install.sh"
+            "\nA Python 3.11 or 3.12 with pydantic and PyYAML shows options and variables, too: "
+            "bash scripts/install.sh"
         )
         sys.exit()
     folder = os.environ.get("VENV") or ".venv"
     if os.path.realpath(sys.prefix) == os.path.realpath(folder):
-        sys.exit(f"error: {folder} lacks pydantic or PyYAML; delete it, and run: bash scripts/install.sh")
+        sys.exit(
+            f"error: {folder} lacks pydantic or PyYAML; delete it, and run: bash scripts/install.sh"
+        )
     command = ["bash", "-c", "source scripts/install.sh; install_launcher"]
     done = subprocess.run(command, stdout=sys.stderr)
     if done.returncode:

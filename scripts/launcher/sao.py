@@ -1,4 +1,5 @@
-"""Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses (docs/presets.md)."""
+"""Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses
+(docs/presets.md)."""
 
 from scripts.launch import ConfigError, Ppo, RolloutSettings, main
 
@@ -17,10 +18,14 @@ class Sao(Ppo):
     losses = SAO
 
     def settings(self) -> RolloutSettings:
-        """Return the YAML's settings; raises ConfigError for a mistake in them, and without SAO's losses."""
+        """Return the YAML's settings; raises ConfigError for a mistake in them, and without SAO's
+        losses."""
         found = super().settings()
         if found.policy_loss != "dis":
-            raise ConfigError(f"CONFIG={self.given.config} does not train with SAO's losses: add `preset: sao` to it")
+            raise ConfigError(
+                f"CONFIG={self.given.config} does not train with SAO's losses: add `preset: sao` "
+                "to it"
+            )
         return found
 
 

@@ -55,27 +55,38 @@ class Sft(Run[SftVariables]):
 
     def preparation(self) -> str:
         """Play the demonstrations, in a script of `--flat`."""
-        play = f'PYTHONPATH=$REPO python3 -m inspection.demonstrations --config "{self.config_file}"'
+        play = (
+            f'PYTHONPATH=$REPO python3 -m inspection.demonstrations --config "{self.config_file}"'
+        )
         return f'[ -f "{self.data}" ] || {play} \\\n  --episodes {self.given.episodes} --out "{self.data}"'
 
     def before(self) -> None:
-        """Play the demonstrations, unless they are there; raises CalledProcessError if that fails."""
+        """Play the demonstrations, unless they are there; raises CalledProcessError if that
+        fails."""
         if not Path(self.data).is_file():
             play = ["python3", "-m", "inspection.demonstrations", "--config", self.config_file]
-            subprocess.run([*play, "--episodes", str(self.given.episodes), "--out", self.data], check=True)
+            subprocess.run(
+                [*play, "--episodes", str(self.given.episodes), "--out", self.data], check=True
+            )
 
     def groups(self) -> dict[str, list[str]]:
         """Return the flags of supervised training."""
         given = self.given
-        check_division("TENSOR_PARALLEL", given.tensor_parallel, given.num_gpus * given.num_nodes, "train")
+        check_division(
+            "TENSOR_PARALLEL", given.tensor_parallel, given.num_gpus * given.num_nodes, "train"
+        )
         masks = {"Qwen3.5": "qwen3_5", "Qwen3": "qwen3", "": "qwen"}
         mask = next(name for start, name in masks.items() if self.model.startswith(start))
-        saved = words(CHECKPOINTS, model=self.hf_checkpoint, reference=self.reference, actor=self.actor_dir)
+        saved = words(
+            CHECKPOINTS, model=self.hf_checkpoint, reference=self.reference, actor=self.actor_dir
+        )
         return {
             "LAYOUT": training_flags(given.num_nodes, given.num_gpus, given.num_gpus),
             "CKPT": saved + retention(given.checkpoints_kept, 100),
             "HOOK": words(HOOKS, config=self.config_file),
-            "ROLLOUT": words(ROLLOUT, data=self.data, mask=mask, epochs=given.epochs, batch=given.batch),
+            "ROLLOUT": words(
+                ROLLOUT, data=self.data, mask=mask, epochs=given.epochs, batch=given.batch
+            ),
             "PPO": words(LOSS),
             "OPTIMIZER": words(OPTIMIZER, lr=given.actor_lr),
             "PERF": self.parallel(),

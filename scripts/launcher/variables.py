@@ -32,7 +32,8 @@ class Variables(Paths):
     config: str
     """the YAML: environment, memory, warm-up"""
     experiment: str = ""
-    """names the run's folder, with MODEL; unset: the script, and a CONFIG other than the script's"""
+    """names the run's folder, with MODEL; unset: the script, and a CONFIG other than the
+    script's"""
     model: str
     """a folder in MODELS; the option --model comes first"""
     prompt_len: int = Field(ge=1)
@@ -46,7 +47,8 @@ class Variables(Paths):
     tensor_parallel: int = Field(default=1, ge=1)
     """GPUs that share a layer"""
     rollout_gpus: int | None = Field(default=None, ge=1)
-    """GPUs per node that serve, with --disaggregated; unset: half of them; of several nodes, half serve"""
+    """GPUs per node that serve, with --disaggregated; unset: half of them; of several nodes, half
+    serve"""
     engine_gpus: int | None = Field(default=None, ge=1)
     """GPUs per engine; unset: 1"""
     max_tokens_per_gpu: int | None = Field(default=None, ge=1)
@@ -56,7 +58,8 @@ class Variables(Paths):
     actor_lr: str = "1e-6"
     """learning rate of the actor"""
     reference: str = ""
-    """what actor and critic start from, and KL measures; unset: what prepare_model.sh made of MODEL"""
+    """what actor and critic start from, and KL measures; unset: what prepare_model.sh made of
+    MODEL"""
     train_script: str = "train.py"
     """or train_async.py, which needs --disaggregated (docs/asynchronous.md)"""
     checkpoints_kept: int | Literal["all"] = 2
@@ -100,19 +103,28 @@ class PpoVariables(Variables):
     @model_validator(mode="after")
     def _possible(self) -> Self:
         if self.turns % self.step_turns:
-            raise ConfigError(f"STEP_TURNS={self.step_turns} does not divide TURNS={self.turns}; change one of them")
+            raise ConfigError(
+                f"STEP_TURNS={self.step_turns} does not divide TURNS={self.turns}; change one of "
+                "them"
+            )
         if self.pretraining and self.pretrained_critic:
-            raise ConfigError("value pretraining makes a critic; unset PRETRAINED_CRITIC, or run a PPO script")
+            raise ConfigError(
+                "value pretraining makes a critic; unset PRETRAINED_CRITIC, or run a PPO script"
+            )
         return self
 
 
 V = TypeVar("V", bound=Paths)
 
 
-def read_variables(model: type[V], defaults: Mapping[str, str], environment: Mapping[str, str]) -> V:
-    """Return the variables: those of the environment, then the script's. An empty one counts as unset.
+def read_variables(
+    model: type[V], defaults: Mapping[str, str], environment: Mapping[str, str]
+) -> V:
+    """Return the variables: those of the environment, then the script's. An empty one counts as
+    unset.
 
-    Raises ConfigError, which names the variable, for a value that is missing, mistyped or out of range.
+    Raises ConfigError, which names the variable, for a value that is missing, mistyped or out of
+    range.
     """
     given = dict(defaults)
     values: dict[str, str | int] = {}
@@ -127,18 +139,40 @@ def read_variables(model: type[V], defaults: Mapping[str, str], environment: Map
 
 
 def parser_of(script: str) -> argparse.ArgumentParser:
-    """Return the parser of a script's options; slime's own flags, after `--`, are split off before."""
+    """Return the parser of a script's options; slime's own flags, after `--`, are split off
+    before."""
     usage = f"bash scripts/{script} [--dry-run | --flat] [--model NAME] [--disaggregated] [-- SLIME FLAGS]"
     parser = argparse.ArgumentParser(
-        script, usage=usage, add_help=False, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
+        script,
+        usage=usage,
+        add_help=False,
+        allow_abbrev=False,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     add = parser.add_argument
-    add("--dry-run", action="store_true", help="write the YAML files, print the job as a script, start nothing")
-    add("--flat", action="store_true", help="print the run as one script in slime's style; write and start nothing")
+    add(
+        "--dry-run",
+        action="store_true",
+        help="write the YAML files, print the job as a script, start nothing",
+    )
+    add(
+        "--flat",
+        action="store_true",
+        help="print the run as one script in slime's style; write and start nothing",
+    )
     add("--model", metavar="NAME", help="overrides MODEL: {models}")
-    add("--disaggregated", action="store_true", help="separate GPUs for training and serving; else they take turns")
+    add(
+        "--disaggregated",
+        action="store_true",
+        help="separate GPUs for training and serving; else they take turns",
+    )
     add("--images", action="store_true", help=argparse.SUPPRESS)
-    add("--help", "-h", action="store_true", help="print this text; what follows -- overrides the script's flags")
+    add(
+        "--help",
+        "-h",
+        action="store_true",
+        help="print this text; what follows -- overrides the script's flags",
+    )
     return parser
 
 

@@ -13,7 +13,12 @@ from advantage.turn_table import TurnKind, TurnRow, TurnSpan, encode_row
 from tests.advantage.reference import Turn, brute_force
 
 ARGS = dict(
-    gamma_step=0.99, lambda_step=0.95, gamma_token=1.0, lambda_token=1.0, kl_coef=0.1, value_first_token_weight=1.0
+    gamma_step=0.99,
+    lambda_step=0.95,
+    gamma_token=1.0,
+    lambda_token=1.0,
+    kl_coef=0.1,
+    value_first_token_weight=1.0,
 )
 
 
@@ -39,7 +44,9 @@ def make_args(**changes: Any) -> Namespace:
     return Namespace(**{**ARGS, **changes})
 
 
-def sample_of(row: TurnRow, mask: Sequence[int] = (1,), values: Sequence[float] | None = None) -> FakeSample:
+def sample_of(
+    row: TurnRow, mask: Sequence[int] = (1,), values: Sequence[float] | None = None
+) -> FakeSample:
     """A sample without KL, whose values are 0 unless they are given."""
     kl = torch.zeros(len(mask))
     return FakeSample(row, 2, list(mask), kl if values is None else torch.tensor(values), kl)
@@ -64,8 +71,11 @@ def state(segment: int, index: int, value: float = 2.0) -> FakeSample:
     return sample_of(TurnRow(segment, index, TurnKind.BOOTSTRAP), [0], [value])
 
 
-def make_samples(rng: random.Random, episodes: int, *, longest: int = 12, most_turns: int = 6) -> list[FakeSample]:
-    """Episode parts that start anywhere, end in every way there is, in window and in full history, shuffled."""
+def make_samples(
+    rng: random.Random, episodes: int, *, longest: int = 12, most_turns: int = 6
+) -> list[FakeSample]:
+    """Episode parts that start anywhere, end in every way there is, in window and in full history,
+    shuffled."""
     samples: list[FakeSample] = []
     for segment in rng.sample(range(10 * episodes + 10), episodes):
         first, left = rng.randrange(5), rng.randint(1, most_turns)
@@ -86,7 +96,9 @@ def make_samples(rng: random.Random, episodes: int, *, longest: int = 12, most_t
     return samples
 
 
-def _response(rng: random.Random, turns: int, longest: int) -> tuple[tuple[TurnSpan, ...], list[int]]:
+def _response(
+    rng: random.Random, turns: int, longest: int
+) -> tuple[tuple[TurnSpan, ...], list[int]]:
     spans, mask = [], [0] * rng.choice([0, 0, 3])
     for _ in range(turns):
         shortest = 0 if turns > 1 else 1
@@ -133,15 +145,21 @@ def run(samples: Sequence[FakeSample], **changes: Any) -> dict[str, Any]:
 
 
 def in_float64(samples: Iterable[FakeSample]) -> list[FakeSample]:
-    return [replace(sample, values=sample.values.double(), kl=sample.kl.double()) for sample in samples]
+    return [
+        replace(sample, values=sample.values.double(), kl=sample.kl.double()) for sample in samples
+    ]
 
 
-def check_rows(rows: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], atol: float = 1e-5) -> None:
+def check_rows(
+    rows: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor], atol: float = 1e-5
+) -> None:
     for row, want in zip(rows, wanted, strict=True):
         torch.testing.assert_close(row.double(), want, atol=atol, rtol=0)
 
 
-def check(data: dict[str, Any], samples: Sequence[FakeSample], args: Namespace, atol: float = 1e-5) -> None:
+def check(
+    data: dict[str, Any], samples: Sequence[FakeSample], args: Namespace, atol: float = 1e-5
+) -> None:
     """Compare advantages and returns with the definition."""
     advantages, returns = zip(*expected(samples, args), strict=True)
     check_rows(data["advantages"], advantages, atol)
@@ -166,7 +184,9 @@ def expected(samples: Sequence[FakeSample], args: Namespace) -> Rows:
 
 def turns_of(samples: Sequence[FakeSample], kl_coef: float) -> dict[Place, Turn]:
     """What the advantages of every turn follow from."""
-    states = {(s.row.segment, s.row.first_turn): float(s.values[0]) for s in samples if not s.row.turns}
+    states = {
+        (s.row.segment, s.row.first_turn): float(s.values[0]) for s in samples if not s.row.turns
+    }
     turns: dict[Place, Turn] = {}
     for sample in samples:
         trained = torch.tensor(sample.mask)
@@ -176,7 +196,9 @@ def turns_of(samples: Sequence[FakeSample], kl_coef: float) -> dict[Place, Turn]
             is_over = sample.row.terminated and span is sample.row.turns[-1]
             after = None if is_over else (segment, index + 1)
             values, paid = sample.values[tokens].tolist(), costs[tokens].tolist()
-            turns[segment, index] = Turn(values, paid, span.reward, after, states.get(after, 0.0), span.moves)
+            turns[segment, index] = Turn(
+                values, paid, span.reward, after, states.get(after, 0.0), span.moves
+            )
     return turns
 
 
@@ -191,7 +213,9 @@ def tokens_of(sample: FakeSample, span: TurnSpan) -> list[int]:
     return [j for j in inside if sample.mask[j]] or inside
 
 
-def on_tokens(samples: Sequence[FakeSample], numbers: Mapping[Place, tuple[list[float], list[float]]]) -> Rows:
+def on_tokens(
+    samples: Sequence[FakeSample], numbers: Mapping[Place, tuple[list[float], list[float]]]
+) -> Rows:
     """The turns' advantages and returns on their trained tokens; 0 elsewhere."""
     rows: Rows = []
     for sample in samples:

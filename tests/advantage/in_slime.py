@@ -1,4 +1,5 @@
-"""Checks inside slime, run as a program with slime on PYTHONPATH: `python -m tests.advantage.in_slime`."""
+"""Checks inside slime, run as a program with slime on PYTHONPATH: `python -m
+tests.advantage.in_slime`."""
 
 import importlib
 import inspect
@@ -10,7 +11,16 @@ from unittest.mock import patch as mock_patch
 
 import torch
 
-from tests.fixtures.inside_slime import installed, log, megatron, micro_batch, report, slime_args, start, uninstall
+from tests.fixtures.inside_slime import (
+    installed,
+    log,
+    megatron,
+    micro_batch,
+    report,
+    slime_args,
+    start,
+    uninstall,
+)
 
 
 class Engine:
@@ -24,7 +34,9 @@ class Engine:
 
 
 def responses_in_flight_survive_new_weights() -> None:
-    args = slime_args(on_update="continue", update_weight_transport="nccl", update_weight_mode="full")
+    args = slime_args(
+        on_update="continue", update_weight_transport="nccl", update_weight_mode="full"
+    )
     pushing = megatron("update_weight.update_weight_from_distributed")
     updater = object.__new__(pushing.UpdateWeightFromDistributed)
     updater.weight_version, updater.quantization_config, engine = 0, None, Engine()
@@ -45,15 +57,19 @@ def responses_in_flight_survive_new_weights() -> None:
 
 
 def mixed_batch(empty: int) -> dict[str, Any]:
-    """A micro-batch of four trained turns and `empty` samples without trained tokens, all of them in one group."""
-    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([1])] + [torch.tensor([0])] * empty
+    """A micro-batch of four trained turns and `empty` samples without trained tokens, all of them
+    in one group."""
+    masks = [torch.tensor([1, 1, 1]), torch.tensor([0, 1, 1, 0, 0, 1]), torch.tensor([1])] + [
+        torch.tensor([0])
+    ] * empty
     returns = [torch.arange(len(mask)) + 2.0 for mask in masks]
     sums = torch.full((len(masks),), 7.0)
     return micro_batch(masks, [1] * len(masks), returns=returns, rollout_mask_sums=sums)
 
 
 def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradient of the trained samples' logits, slime's count of tokens, and its metrics' values."""
+    """The gradient of the trained samples' logits, slime's count of tokens, and its metrics'
+    values."""
     batch = mixed_batch(empty)
     logits = torch.zeros(1, sum(batch["total_lengths"]), 1, requires_grad=True)
     loss, count, logged = megatron("model").loss_function(args, batch, 1, 4, logits)
@@ -61,12 +77,18 @@ def loss_of(args: Namespace, empty: int) -> tuple[torch.Tensor, torch.Tensor, to
     return logits.grad.flatten()[:13], torch.as_tensor(count), logged["values"]
 
 
-VALUE_LOSS = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 1.0}
+VALUE_LOSS = {
+    "loss_type": "value_loss",
+    "recompute_loss_function": False,
+    "rollout_temperature": 1.0,
+}
 
 
 def samples_without_trained_tokens_change_neither_gradients_nor_metrics() -> None:
     for per_token in (True, False):
-        args = slime_args(calculate_per_token_loss=per_token, value_first_token_weight=3.0, **VALUE_LOSS)
+        args = slime_args(
+            calculate_per_token_loss=per_token, value_first_token_weight=3.0, **VALUE_LOSS
+        )
         with installed(args):
             alone, beside = loss_of(args, 0), loss_of(args, 5)
             for without, with_empty in zip(alone, beside, strict=True):
@@ -79,18 +101,45 @@ def a_micro_batch_without_trained_tokens_counts_as_nothing_and_divides_no_metric
     args = slime_args(calculate_per_token_loss=True, **VALUE_LOSS)
     batch = {key: column[3:] for key, column in mixed_batch(2).items()}
     with installed(args):
-        _, count, logged = model.loss_function(args, batch, 1, 4, torch.zeros(1, 4, 1, requires_grad=True))
+        _, count, logged = model.loss_function(
+            args, batch, 1, 4, torch.zeros(1, 4, 1, requires_grad=True)
+        )
         usual = loss_of(args, 0)[2]
     assert count == 0 and logged["values"][0] > 0
     assert torch.equal(usual + logged["values"], usual)
 
 
 POLICY_LOSS = {
-    **{"loss_type": "policy_loss", "rollout_temperature": 1.0, "rollout_top_p": 1.0, "recompute_loss_function": False},
-    **{"log_probs_chunk_size": -1, "use_rollout_entropy": False, "use_unbiased_kl": False, "use_opsm": False},
-    **{"get_mismatch_metrics": False, "custom_tis_function_path": None, "tis_clip": 2.0, "tis_clip_low": 0.0},
-    **{"custom_pg_loss_reducer_function_path": None, "entropy_coef": 0.01, "value_first_token_weight": 3.0},
-    **{"eps_clip": 0.2, "eps_clip_high": 0.2, "eps_clip_c": 3.0, "use_kl_loss": False, "kl_loss_coef": 0.1},
+    **{
+        "loss_type": "policy_loss",
+        "rollout_temperature": 1.0,
+        "rollout_top_p": 1.0,
+        "recompute_loss_function": False,
+    },
+    **{
+        "log_probs_chunk_size": -1,
+        "use_rollout_entropy": False,
+        "use_unbiased_kl": False,
+        "use_opsm": False,
+    },
+    **{
+        "get_mismatch_metrics": False,
+        "custom_tis_function_path": None,
+        "tis_clip": 2.0,
+        "tis_clip_low": 0.0,
+    },
+    **{
+        "custom_pg_loss_reducer_function_path": None,
+        "entropy_coef": 0.01,
+        "value_first_token_weight": 3.0,
+    },
+    **{
+        "eps_clip": 0.2,
+        "eps_clip_high": 0.2,
+        "eps_clip_c": 3.0,
+        "use_kl_loss": False,
+        "kl_loss_coef": 0.1,
+    },
     **{"use_tis": False, "global_batch_size": 12},
 }
 LOSSES = (
@@ -98,7 +147,13 @@ LOSSES = (
     {},
     {"use_tis": True},
     {"use_kl_loss": True, "kl_loss_type": "low_var_kl", "kl_coef": 0.0},
-    {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None},
+    {
+        "policy_loss": "dis",
+        "use_rollout_logprobs": True,
+        "eps_clip": 0.3,
+        "eps_clip_high": 5.0,
+        "eps_clip_c": None,
+    },
 )
 
 
@@ -109,7 +164,9 @@ def chains_have_the_losses_and_gradients_of_a_sample_per_turn() -> None:
     for number, (loss, per_token) in enumerate(itertools.product(LOSSES, (True, False))):
         args = slime_args(**{**POLICY_LOSS, **loss}, calculate_per_token_loss=per_token)
         segments, groups = conversations(random.Random(number), 3, 12)
-        data = [train_data(args, segments, groups, stale, chains=chains) for chains in (False, True)]
+        data = [
+            train_data(args, segments, groups, stale, chains=chains) for chains in (False, True)
+        ]
         with installed(args):
             alone, joined = (conversation_loss(args, batch) for batch in data)
         for one, other in zip(alone, joined, strict=True):
@@ -118,7 +175,8 @@ def chains_have_the_losses_and_gradients_of_a_sample_per_turn() -> None:
 
 
 def conversation_loss(args: Namespace, data: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """The gradient of a causal model's weights under slime's loss of one step, its count, and its metrics."""
+    """The gradient of a causal model's weights under slime's loss of one step, its count, and its
+    metrics."""
     from tests.fixtures.conversations import VOCABULARY
 
     weights = torch.Generator().manual_seed(3)
@@ -138,7 +196,9 @@ def conversation_loss(args: Namespace, data: dict[str, Any]) -> tuple[torch.Tens
         "rollout_log_probs": [torch.as_tensor(row) for row in data["rollout_log_probs"]],
     }
     columns = ("values", "returns", "advantages", "log_probs", "ref_log_probs")
-    batch |= {name: [rows[:, k] - 0.5 * (k > 2) for rows in state] for k, name in enumerate(columns)}
+    batch |= {
+        name: [rows[:, k] - 0.5 * (k > 2) for rows in state] for k, name in enumerate(columns)
+    }
     logits = torch.cat(hidden)[None] @ head
     loss, count, logged = megatron("model").loss_function(args, batch, 1, 12, logits)
     loss.backward()
@@ -153,12 +213,26 @@ def padding_is_in_no_mean_of_slimes_logger() -> None:
     size = len(data["loss_masks"])
     del data["prompt"]
     numbers = list(range(size))
-    data |= {"advantages": data["values"], "rewards": [float(k) for k in numbers], "truncated": [1] * size}
+    data |= {
+        "advantages": data["values"],
+        "rewards": [float(k) for k in numbers],
+        "truncated": [1] * size,
+    }
     data |= {"round_number": numbers, "sample_indices": numbers}
     data["rollout_mask_sums"] = [mask.sum() for mask in data["loss_masks"]]
     one = torch.tensor([7.0])
-    padding = {"response_lengths": 1, "total_lengths": 2, "rewards": 0.0, "truncated": 0, "round_number": 0}
-    padding |= {"sample_indices": -1, "loss_masks": torch.tensor([0]), "rollout_mask_sums": torch.tensor(5)}
+    padding = {
+        "response_lengths": 1,
+        "total_lengths": 2,
+        "rewards": 0.0,
+        "truncated": 0,
+        "round_number": 0,
+    }
+    padding |= {
+        "sample_indices": -1,
+        "loss_masks": torch.tensor([0]),
+        "rollout_mask_sums": torch.tensor(5),
+    }
     padding |= {"values": one, "kl": one, "advantages": one}
     only = {key: [padding[key]] * 3 for key in data}
 
@@ -179,21 +253,30 @@ def the_model_gets_the_actors_weights_back_after_another_checkpoint() -> None:
     with (
         mock_patch.object(home, "accelerator", Namespace(synchronize=lambda: None), create=True),
         mock_patch.object(torch.cuda, "synchronize", lambda *_: None),
-        installed(slime_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")),
+        installed(
+            slime_args(advantage_estimator="grpo", custom_advantage_function_path="mine.advantages")
+        ),
         mock_patch.object(torch, "empty_like", lambda x, **_: x.clone()),
     ):
-        copies = actor.TensorBackuper.create(source_getter=lambda: [("weight", weight)], single_tag=None)
+        copies = actor.TensorBackuper.create(
+            source_getter=lambda: [("weight", weight)], single_tag=None
+        )
         copies.backup("actor")
         for tag, value in (("ref", 1.0), ("teacher", 2.0)):
             weight.fill_(value)
             copies.backup(tag)
-            assert weight.tolist() == [0.0, 0.0] and copies.get(tag)["weight"].tolist() == [value, value]
+            assert weight.tolist() == [0.0, 0.0] and copies.get(tag)["weight"].tolist() == [
+                value,
+                value,
+            ]
         weight.fill_(3.0)
         copies.backup("actor")
         assert weight.tolist() == [3.0, 3.0]
 
 
-def without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch() -> None:
+def without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_without_the_patch() -> (
+    None
+):
     from advantage.group import compute_advantages
     from advantage.patch.versions import original
     from advantage.turn_table import TurnRow, TurnSpan, encode_row
@@ -201,8 +284,15 @@ def without_a_critic_the_given_advantages_stay_and_the_alarm_watches_with_and_wi
     model, group = megatron("model"), "advantage.group.compute_advantages"
     args = slime_args(advantage_estimator="grpo", custom_advantage_function_path=group, kl_coef=0.0)
     args.n_samples_per_prompt, args.grpo_std_normalization = 2, False
-    row = encode_row(TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, 1.0),)))
-    data = {"loss_masks": [torch.ones(2)], "response_lengths": [2], "total_lengths": [3], "prompt": [row]}
+    row = encode_row(
+        TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, 1.0),))
+    )
+    data = {
+        "loss_masks": [torch.ones(2)],
+        "response_lengths": [2],
+        "total_lengths": [3],
+        "prompt": [row],
+    }
     gap = {"train_rollout_logprob_abs_diff": 0.4}
     for patched in (True, False):
         with mock_patch.object(model, "train_one_step", lambda *_: (dict(gap), 1.0)):
@@ -222,7 +312,10 @@ def the_dual_clip_reaches_the_policy_loss() -> None:
     from advantage.patch.versions import original
 
     with installed(slime_args(eps_clip_c=3.0)):
-        compute, caller = megatron("loss").compute_policy_loss, megatron("loss").policy_loss_function
+        compute, caller = (
+            megatron("loss").compute_policy_loss,
+            megatron("loss").policy_loss_function,
+        )
         passes = "eps_clip_c" in original(caller).__code__.co_names
         assert passes or compute.keywords == {"eps_clip_c": 3.0}
         assert "eps_clip_c" in inspect.signature(original(compute)).parameters
@@ -251,7 +344,9 @@ def slices_over_context_parallelism_are_slimes_own() -> None:
         data = {"total_lengths": [total], "response_lengths": [response]}
         for rank in range(size):
             place = {"get_context_parallel_rank": rank, "get_context_parallel_world_size": size}
-            with mock_patch.multiple(utils.mpu, **{name: lambda value=value: value for name, value in place.items()}):
+            with mock_patch.multiple(
+                utils.mpu, **{name: lambda value=value: value for name, value in place.items()}
+            ):
                 theirs = utils.slice_log_prob_with_cp(tokens, total, response)
             (ours,) = local_tokens(data, Layout(context=Group(rank, size))).split(tokens)
             assert torch.equal(ours, theirs), (total, response, rank, size)

@@ -1,4 +1,5 @@
-"""Checks of `value_loss: hl_gauss` inside slime, run as a program: `python -m tests.advantage.in_slime_critic`."""
+"""Checks of `value_loss: hl_gauss` inside slime, run as a program: `python -m
+tests.advantage.in_slime_critic`."""
 
 import subprocess
 import sys
@@ -20,15 +21,30 @@ from tests.fixtures.stand_ins import allow_absent_packages
 BINS = 11
 HEAD = HlGauss(-0.5, 1.5, BINS, 0.75)
 KEYS = {"value_loss": "hl_gauss", "value_bins": BINS, "value_range": [-0.5, 1.5]}
-MASKS = [torch.tensor([1, 1, 1, 1, 1]), torch.tensor([0, 1, 1, 0, 1, 1]), torch.tensor([0]), torch.tensor([1])]
+MASKS = [
+    torch.tensor([1, 1, 1, 1, 1]),
+    torch.tensor([0, 1, 1, 0, 1, 1]),
+    torch.tensor([0]),
+    torch.tensor([1]),
+]
 PROMPTS = [3, 4, 2, 6]
 WEIGHT, STEP = 3.0, 4
 
 
 def head_args(**changes: Any) -> Namespace:
-    flags: dict[str, Any] = {"loss_type": "value_loss", "recompute_loss_function": False, "rollout_temperature": 0.7}
+    flags: dict[str, Any] = {
+        "loss_type": "value_loss",
+        "recompute_loss_function": False,
+        "rollout_temperature": 0.7,
+    }
     return slime_args(
-        **{**flags, **KEYS, "value_first_token_weight": WEIGHT, "calculate_per_token_loss": False, **changes}
+        **{
+            **flags,
+            **KEYS,
+            "value_first_token_weight": WEIGHT,
+            "calculate_per_token_loss": False,
+            **changes,
+        }
     )
 
 
@@ -40,8 +56,11 @@ def whole_batch() -> tuple[dict[str, Any], torch.Tensor]:
     return batch, torch.randn(sum(batch["total_lengths"]), BINS, generator=generator)
 
 
-def expected(batch: dict[str, Any], logits: torch.Tensor, per_token: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss and its gradient in float64, one token at a time; each sample is a training group."""
+def expected(
+    batch: dict[str, Any], logits: torch.Tensor, per_token: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss and its gradient in float64, one token at a time; each sample is a training
+    group."""
     rows = logits.double().detach().requires_grad_()
     terms, start = [], 0
     for prompt, mask, returns in zip(PROMPTS, MASKS, batch["returns"], strict=True):
@@ -50,7 +69,9 @@ def expected(batch: dict[str, Any], logits: torch.Tensor, per_token: bool) -> tu
             if is_trained:
                 weight = 1.0 if j and trained[j - 1] else WEIGHT
                 share = 1.0 if per_token else 1 / sum(trained) / STEP
-                terms.append(weight * share * HEAD.loss(rows[start + prompt - 1 + j], returns[j].double()))
+                terms.append(
+                    weight * share * HEAD.loss(rows[start + prompt - 1 + j], returns[j].double())
+                )
         start += prompt + len(mask)
     loss = torch.stack(terms).sum()
     loss.backward()
@@ -58,11 +79,14 @@ def expected(batch: dict[str, Any], logits: torch.Tensor, per_token: bool) -> tu
 
 
 def loss_of_rank(args: Namespace) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """slime's loss on this context-parallel rank's slices, the gradient of the whole logits, and the rank's values."""
+    """slime's loss on this context-parallel rank's slices, the gradient of the whole logits, and
+    the rank's values."""
     batch, logits = whole_batch()
     whole = logits.clone().requires_grad_()
     slice_of_rank = megatron("cp_utils").slice_with_cp
-    own_logits = torch.cat([slice_of_rank(rows, 0.0) for rows in whole.split(batch["total_lengths"])])[None]
+    own_logits = torch.cat(
+        [slice_of_rank(rows, 0.0) for rows in whole.split(batch["total_lengths"])]
+    )[None]
     own, layout = dict(batch), current_layout()
     for name in ("values", "returns"):
         own[name] = local_tokens(batch, layout).split(torch.cat(batch[name]))
@@ -88,7 +112,10 @@ def loss_gradient_and_values_are_those_of_a_float64_reference() -> None:
         torch.testing.assert_close(loss.double(), wanted, atol=1e-6, rtol=1e-6)
         torch.testing.assert_close(gradient.double(), wanted_gradient, atol=1e-6, rtol=1e-5)
         rows = logits.split(batch["total_lengths"])
-        means = [HEAD.expectation(row[prompt - 1 : -1].double()) for row, prompt in zip(rows, PROMPTS, strict=True)]
+        means = [
+            HEAD.expectation(row[prompt - 1 : -1].double())
+            for row, prompt in zip(rows, PROMPTS, strict=True)
+        ]
         slices = local_tokens(batch, current_layout()).split(torch.cat(means))
         for found, want in zip(values, slices, strict=True):
             assert found.dtype == torch.float32 and found.dim() == 1
@@ -98,7 +125,11 @@ def loss_gradient_and_values_are_those_of_a_float64_reference() -> None:
 def they_are_with_context_parallelism_over_two_ranks() -> None:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __spec__.name, folder]
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pipes: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.STDOUT,
+            "text": True,
+        }
         ranks = [subprocess.Popen([*command, str(rank)], **pipes) for rank in range(2)]
         said = [process.communicate(timeout=300)[0] for process in ranks]
         assert [process.returncode for process in ranks] == [0, 0], said
@@ -108,7 +139,9 @@ def one_of_two_ranks(folder: str, rank: int) -> None:
     allow_absent_packages()
     from megatron.core import parallel_state
 
-    dist.init_process_group("gloo", store=dist.FileStore(str(Path(folder) / "store"), 2), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(Path(folder) / "store"), 2), rank=rank, world_size=2
+    )
     parallel_state.initialize_model_parallel(context_parallel_size=2)
     megatron("actor")
     loss_gradient_and_values_are_those_of_a_float64_reference()
@@ -130,7 +163,10 @@ def slime_builds_the_head_which_starts_at_zero_and_multiplies_in_float32() -> No
     with installed(args):
         actor, critic = build(args, "actor"), build(args, "critic")
         head = critic.language_model.output_layer
-        assert actor.language_model.output_layer.weight.shape[0] != BINS and head.weight.shape[0] == BINS
+        assert (
+            actor.language_model.output_layer.weight.shape[0] != BINS
+            and head.weight.shape[0] == BINS
+        )
         hidden = torch.randn(1, 3, head.weight.shape[1], dtype=torch.bfloat16)
         head.bfloat16()
         logits = head(hidden)[0].detach()

@@ -7,13 +7,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Turn:
-    """What a turn's advantages follow from; without tokens, it is worth its reward and what follows it."""
+    """What a turn's advantages follow from; without tokens, it is worth its reward and what follows
+    it."""
 
     values: Sequence[float]
     token_rewards: Sequence[float]
     reward: float
     following: Any = None
-    """The key of the episode's next turn, which comes later in the order of keys; None without one."""
+    """The key of the episode's next turn, which comes later in the order of keys; None without
+    one."""
     bootstrap: float = 0.0
     """The value of what follows if no turn does."""
     moves: bool = True
@@ -28,7 +30,8 @@ def brute_force(
     gamma_token: float,
     lambda_token: float | Callable[[int], float],
 ) -> dict[Any, list[float]]:
-    """Advantages of every turn's tokens. `lambda_token` may be a function of the number of the turn's tokens."""
+    """Advantages of every turn's tokens. `lambda_token` may be a function of the number of the
+    turn's tokens."""
     advantages: dict[Any, list[float]] = {}
     first: dict[Any, tuple[float, float]] = {}
     for key in sorted(turns, reverse=True):

@@ -14,14 +14,24 @@ from advantage.hook import compute_advantages
 from advantage.kl_split import log_kl_split
 from advantage.settings import KL_SPLIT
 from advantage.training.losses import whiten
-from tests.advantage.batches import FakeSample, check_rows, expected, make_args, make_samples, rollout_data, turn
+from tests.advantage.batches import (
+    FakeSample,
+    check_rows,
+    expected,
+    make_args,
+    make_samples,
+    rollout_data,
+    turn,
+)
 from tests.fixtures.pretend_device import ELSEWHERE, Elsewhere, pretended_device
 
 
 def on_the_device(samples: list[FakeSample]) -> dict[str, Any]:
     """Rollout data as a rank on a GPU has it."""
     keys = ("values", "kl", "loss_masks")
-    return {k: [Elsewhere(x) for x in v] if k in keys else v for k, v in rollout_data(samples).items()}
+    return {
+        k: [Elsewhere(x) for x in v] if k in keys else v for k, v in rollout_data(samples).items()
+    }
 
 
 @pytest.mark.parametrize("form", ["dual", "token", "turn", "bi_level"])
@@ -36,7 +46,10 @@ def test_advantages_are_computed_where_the_values_are(form: str) -> None:
             log_kl_split(args, 0, data)
             assert all(row.device == ELSEWHERE for row in data["advantages"] + data["returns"])
         if form == "dual":
-            check_rows([row.inner for row in data["advantages"]], [row for row, _ in expected(samples, args)])
+            check_rows(
+                [row.inner for row in data["advantages"]],
+                [row for row, _ in expected(samples, args)],
+            )
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -1,4 +1,5 @@
-"""Dual-discount GAE through the hook equals its definition for all kinds of episodes, and refuses wrong discounts."""
+"""Dual-discount GAE through the hook equals its definition for all kinds of episodes, and refuses
+wrong discounts."""
 
 import random
 from argparse import Namespace
@@ -28,18 +29,25 @@ from tests.advantage.batches import (
 from tests.conftest import load_recording
 
 DISCOUNT = st.one_of(st.sampled_from([0.0, 1.0, 0.99, 0.5, 1e-9]), st.floats(0, 1))
-KEYS = st.fixed_dictionaries({name: DISCOUNT for name in DISCOUNTS} | {"kl_coef": st.sampled_from([0.0, 0.2])})
+KEYS = st.fixed_dictionaries(
+    {name: DISCOUNT for name in DISCOUNTS} | {"kl_coef": st.sampled_from([0.0, 0.2])}
+)
 
 
 @settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**31), keys=KEYS)
-def test_every_batch_in_any_order_agrees_with_the_token_by_token_definition(seed: int, keys: dict[str, float]) -> None:
+def test_every_batch_in_any_order_agrees_with_the_token_by_token_definition(
+    seed: int, keys: dict[str, float]
+) -> None:
     rng = random.Random(seed)
     samples = in_float64(make_samples(rng, rng.randint(1, 8)))
     data = run(samples, **keys)
     check(data, samples, make_args(**keys), atol=1e-9)
     for name in ("values", "kl"):
-        assert all(torch.equal(row, vars(sample)[name]) for row, sample in zip(data[name], samples, strict=True))
+        assert all(
+            torch.equal(row, vars(sample)[name])
+            for row, sample in zip(data[name], samples, strict=True)
+        )
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -53,11 +61,19 @@ def test_float32_values_give_the_float64_result_rounded_once(seed: int) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[10_000, 1, 9_999], [7] * 400])
-def test_turns_of_ten_thousand_tokens_and_episodes_of_400_turns_stay_exact(lengths: list[int]) -> None:
+def test_turns_of_ten_thousand_tokens_and_episodes_of_400_turns_stay_exact(
+    lengths: list[int],
+) -> None:
     rng, last = random.Random(0), len(lengths) - 1
     values = [[rng.gauss(0, 1) for _ in range(length)] for length in lengths]
-    samples = in_float64(turn(0, k, row, rng.gauss(0, 1), terminated=k == last) for k, row in enumerate(values))
-    for keys in ({}, {"gamma_step": 1.0, "lambda_step": 1.0}, {"gamma_token": 0.999, "lambda_token": 0.97}):
+    samples = in_float64(
+        turn(0, k, row, rng.gauss(0, 1), terminated=k == last) for k, row in enumerate(values)
+    )
+    for keys in (
+        {},
+        {"gamma_step": 1.0, "lambda_step": 1.0},
+        {"gamma_token": 0.999, "lambda_token": 0.97},
+    ):
         check(run(samples, **keys), samples, make_args(**keys), atol=1e-8)
 
 
@@ -106,6 +122,8 @@ def verlog_samples(record: dict[str, Any]) -> list[FakeSample]:
             continue
         ends, mask = bool(record["done"][number]), record["mask"][number]
         row = TurnRow(segments[env], index, terminated=ends, turns=(TurnSpan(0, len(mask), 0.0),))
-        samples.append(replace(sample_of(row, mask, values), kl=torch.tensor(record["rewards"][number])))
+        samples.append(
+            replace(sample_of(row, mask, values), kl=torch.tensor(record["rewards"][number]))
+        )
         segments[env] += ends
     return samples

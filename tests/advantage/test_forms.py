@@ -32,7 +32,11 @@ def by_hand(samples: list[FakeSample], args: Namespace) -> Rows:
     for place in sorted(turns, reverse=True):
         turn = turns[place]
         values, costs = turn.values, turn.token_rewards
-        gamma, trace = (args.gamma_step, args.lambda_step) if turn.moves else (args.gamma_token, args.lambda_token)
+        gamma, trace = (
+            (args.gamma_step, args.lambda_step)
+            if turn.moves
+            else (args.gamma_token, args.lambda_token)
+        )
         value, advantage = first.get(turn.following, (turn.bootstrap, 0.0))
         follows = turn.reward + gamma * value + gamma * trace * advantage
         row: list[float] = []
@@ -59,7 +63,11 @@ def by_hand(samples: list[FakeSample], args: Namespace) -> Rows:
 def test_turn_forms_agree_with_their_definition(form: str, seed: int) -> None:
     rng = random.Random(seed)
     samples = make_samples(rng, rng.randint(1, 6))
-    keys = {"gae_form": form, "gamma_token": rng.choice([1.0, 0.9]), "lambda_token": rng.choice([1.0, 0.7])}
+    keys = {
+        "gae_form": form,
+        "gamma_token": rng.choice([1.0, 0.9]),
+        "lambda_token": rng.choice([1.0, 0.7]),
+    }
     data, wanted = run(samples, **keys), by_hand(samples, make_args(**keys))
     check_rows(data["advantages"], [advantages for advantages, _ in wanted])
     check_rows(data["returns"], [returns for _, returns in wanted])
@@ -73,7 +81,9 @@ def test_token_gae_over_the_episode_is_dual_with_one_discount_after_notes_too(se
 
 
 def test_an_unknown_form_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="gae_form must be one of 'dual', .*'compaction', got 'mc'"):
+    with pytest.raises(
+        ValueError, match="gae_form must be one of 'dual', .*'compaction', got 'mc'"
+    ):
         run([], gae_form="mc")
 
 
@@ -108,7 +118,9 @@ def test_the_form_of_the_page_about_changes_can_be_used_as_printed(tmp_path: Pat
         ("{folder}/forms.py:half", "for two turns of three tokens, the shapes are"),
     ],
 )
-def test_a_wrong_form_is_refused_before_anything_is_played(tmp_path: Path, path: str, words: str) -> None:
+def test_a_wrong_form_is_refused_before_anything_is_played(
+    tmp_path: Path, path: str, words: str
+) -> None:
     (tmp_path / "forms.py").write_text(OWN_FORMS)
     (tmp_path / "broken.py").write_text("def form(")
     with pytest.raises(ConfigError, match=words):

@@ -1,4 +1,5 @@
-"""Estimators without a critic equal plain loops over their definitions, for incomplete episodes too.
+"""Estimators without a critic equal plain loops over their definitions, for incomplete episodes
+too.
 
 tests/advantage/test_layouts.py checks the same over several ranks.
 """
@@ -29,7 +30,8 @@ Scores = dict[Place, float]
 
 
 def episodes_of(rng: random.Random, count: int) -> list[list[FakeSample]]:
-    """Window samples of whole, cut and untrained episodes; few rewards and anchors, so that many are equal."""
+    """Window samples of whole, cut and untrained episodes; few rewards and anchors, so that many
+    are equal."""
     return [_episode(rng, segment) for segment in range(count)]
 
 
@@ -39,7 +41,11 @@ def _episode(rng: random.Random, segment: int) -> list[FakeSample]:
     group, is_trained = rng.randrange(-1, 3), rng.random() < 0.9
     episode = []
     for k in range(turns):
-        tokens, reward, moves = rng.choice([1, 2, 7]), rng.choice([-0.1, 0.0, 1.0]), rng.random() < 0.8
+        tokens, reward, moves = (
+            rng.choice([1, 2, 7]),
+            rng.choice([-0.1, 0.0, 1.0]),
+            rng.random() < 0.8,
+        )
         anchor = rng.randrange(4) if moves else -1
         span = TurnSpan(0, tokens, reward, anchor=anchor, moves=moves, baseline=rng.random())
         flags = {ending: True} if k == turns - 1 and ending != "cut" else {}
@@ -50,7 +56,9 @@ def _episode(rng: random.Random, segment: int) -> list[FakeSample]:
     return episode
 
 
-def by_definition(episodes: list[list[FakeSample]], estimator: str, discount: str = "step") -> Scores:
+def by_definition(
+    episodes: list[list[FakeSample]], estimator: str, discount: str = "step"
+) -> Scores:
     """Advantage of every turn: plain loops over groups, as the papers write it."""
     groups: dict[int, list[list[TurnRow]]] = defaultdict(list)
     scores: Scores = {}
@@ -70,7 +78,10 @@ def by_definition(episodes: list[list[FakeSample]], estimator: str, discount: st
                 scores |= by_gagpo(members)
             case "branches":
                 for rows in members:
-                    scores |= {name(row): to_go(rows[t:]) - row.turns[0].baseline for t, row in enumerate(rows)}
+                    scores |= {
+                        name(row): to_go(rows[t:]) - row.turns[0].baseline
+                        for t, row in enumerate(rows)
+                    }
             case _:
                 scores |= by_gigpo(members, estimator, discount)
     return scores
@@ -103,10 +114,16 @@ def by_rloo(members: list[list[TurnRow]]) -> Scores:
 
 def by_gigpo(members: list[list[TurnRow]], estimator: str, discount: str) -> Scores:
     gamma = 1.0 if estimator == "gigpo" and discount == "step" else GAMMA
-    returns, visits, scores = [to_go(rows, gamma) for rows in members], returns_of_states(members), {}
+    returns, visits, scores = (
+        [to_go(rows, gamma) for rows in members],
+        returns_of_states(members),
+        {},
+    )
     for i, rows in enumerate(members):
         for t, row in enumerate(rows):
-            of_turn = relative(to_go(rows[t:]), visits[state_of(row)]) if estimator == "gigpo" else 0.0
+            of_turn = (
+                relative(to_go(rows[t:]), visits[state_of(row)]) if estimator == "gigpo" else 0.0
+            )
             scores[name(row)] = relative(returns[i], returns) + of_turn
     return scores
 
@@ -145,7 +162,9 @@ def by_gagpo(members: list[list[TurnRow]]) -> Scores:
         after, advantage = 0.0, 0.0
         for row in reversed(rows):
             gamma, decay = (GAMMA, GAMMA * LAMBDA) if row.turns[0].moves else (1.0, 1.0)
-            advantage = row.turns[0].reward + gamma * after - value[state_of(row)] + decay * advantage
+            advantage = (
+                row.turns[0].reward + gamma * after - value[state_of(row)] + decay * advantage
+            )
             after = value[state_of(row)]
             raw[name(row)] = advantage
     return {turn: relative(advantage, [*raw.values()]) for turn, advantage in raw.items()}
@@ -160,17 +179,24 @@ def computed(samples: Sequence[FakeSample], estimator: str, **changes: Any) -> d
     return data
 
 
-def check(samples: Sequence[FakeSample], wanted: Scores, estimator: str, discount: str = "step") -> None:
+def check(
+    samples: Sequence[FakeSample], wanted: Scores, estimator: str, discount: str = "step"
+) -> None:
     data = computed(samples, estimator, gigpo_discount=discount)
     for sample, row in zip(samples, data["advantages"], strict=True):
-        assert row.tolist() == pytest.approx([wanted.get(name(sample.row), 0.0)] * len(row), abs=1e-5), sample.row
+        assert row.tolist() == pytest.approx(
+            [wanted.get(name(sample.row), 0.0)] * len(row), abs=1e-5
+        ), sample.row
 
 
 @pytest.mark.parametrize(
-    ("estimator", "discount"), [*((estimator, "step") for estimator in ESTIMATORS), ("gigpo", "both")]
+    ("estimator", "discount"),
+    [*((estimator, "step") for estimator in ESTIMATORS), ("gigpo", "both")],
 )
 @given(rng=st.randoms(use_true_random=False))
-def test_every_batch_agrees_with_the_definition_in_any_order(estimator: str, discount: str, rng: random.Random) -> None:
+def test_every_batch_agrees_with_the_definition_in_any_order(
+    estimator: str, discount: str, rng: random.Random
+) -> None:
     episodes = episodes_of(rng, rng.randrange(1, 13))
     samples = [s for episode in episodes for s in episode]
     rng.shuffle(samples)
@@ -178,7 +204,8 @@ def test_every_batch_agrees_with_the_definition_in_any_order(estimator: str, dis
 
 
 def check_ranks_share(rank: int, world: int) -> None:
-    """Each rank of a batch that is spread over `world` ranks, unevenly, computes its part of the whole."""
+    """Each rank of a batch that is spread over `world` ranks, unevenly, computes its part of the
+    whole."""
     episodes = episodes_of(random.Random(5), 12)
     samples = [s for episode in episodes for s in episode]
     random.Random(1).shuffle(samples)
@@ -192,10 +219,14 @@ def game(
     segment: int, rewards: list[float], anchors: list[int], group: int = 1, whole: bool = True
 ) -> list[FakeSample]:
     """An episode with a token per turn."""
-    spans = [TurnSpan(0, 1, reward, anchor=anchor) for reward, anchor in zip(rewards, anchors, strict=True)]
+    spans = [
+        TurnSpan(0, 1, reward, anchor=anchor)
+        for reward, anchor in zip(rewards, anchors, strict=True)
+    ]
     last = len(spans) - 1
     rows = [
-        TurnRow(segment, k, turns=(span,), group=group, terminated=whole and k == last) for k, span in enumerate(spans)
+        TurnRow(segment, k, turns=(span,), group=group, terminated=whole and k == last)
+        for k, span in enumerate(spans)
     ]
     return [sample_of(row) for row in rows]
 
@@ -209,9 +240,33 @@ GAMES = [
 """Three episodes of one group: won, lost, won."""
 WORKED = {
     # Computed by the code of G2PO's authors.
-    "g2po": [1.1730, 2.9698, 0.7447, -0.8091, -1.8451, -0.8091, -5.0715, -1.2393, 1.1730, 0.4249, 3.2887],
+    "g2po": [
+        1.1730,
+        2.9698,
+        0.7447,
+        -0.8091,
+        -1.8451,
+        -0.8091,
+        -5.0715,
+        -1.2393,
+        1.1730,
+        0.4249,
+        3.2887,
+    ],
     # Worked out apart from this code.
-    "gagpo": [0.8018, 0.9954, -0.0238, -0.7998, -1.1121, -1.1870, -1.6214, 0.4034, 0.6348, 0.7756, 1.1331],
+    "gagpo": [
+        0.8018,
+        0.9954,
+        -0.0238,
+        -0.7998,
+        -1.1121,
+        -1.1870,
+        -1.6214,
+        0.4034,
+        0.6348,
+        0.7756,
+        1.1331,
+    ],
 }
 
 
@@ -242,18 +297,30 @@ def test_a_missing_turn_is_named() -> None:
 
 
 def test_an_unknown_estimator_is_refused() -> None:
-    with pytest.raises(ConfigError, match="group_estimator must be one of 'grpo', 'rloo', .* got 'ppo'"):
+    with pytest.raises(
+        ConfigError, match="group_estimator must be one of 'grpo', 'rloo', .* got 'ppo'"
+    ):
         advantage_settings(Namespace(group_estimator="ppo"))
 
 
-@pytest.mark.parametrize(("groups", "per_prompt"), [((1, 1), 2), ((1, 2), 1)], ids=["one start", "one each"])
-def test_the_hook_puts_each_turns_advantage_on_its_trained_tokens(groups: tuple[int, int], per_prompt: int) -> None:
+@pytest.mark.parametrize(
+    ("groups", "per_prompt"), [((1, 1), 2), ((1, 2), 1)], ids=["one start", "one each"]
+)
+def test_the_hook_puts_each_turns_advantage_on_its_trained_tokens(
+    groups: tuple[int, int], per_prompt: int
+) -> None:
     """With one sample per prompt, episodes are compared with the batch."""
     two, one = (TurnSpan(0, 2, 0.0), TurnSpan(3, 5, 2.0)), (TurnSpan(0, 2, 0.0),)
-    rows = [TurnRow(k, 0, terminated=True, turns=turns, group=groups[k]) for k, turns in enumerate((two, one))]
+    rows = [
+        TurnRow(k, 0, terminated=True, turns=turns, group=groups[k])
+        for k, turns in enumerate((two, one))
+    ]
     samples = [sample_of(rows[0], [1, 1, 0, 1, 1, 0]), sample_of(rows[1], [1, 0, 0])]
     data = computed(samples, "rloo", gamma_step=1.0, n_samples_per_prompt=per_prompt)
-    assert [row.tolist() for row in data["advantages"]] == [[2.0, 2.0, 0.0, 2.0, 2.0, 0.0], [-2.0, 0.0, 0.0]]
+    assert [row.tolist() for row in data["advantages"]] == [
+        [2.0, 2.0, 0.0, 2.0, 2.0, 0.0],
+        [-2.0, 0.0, 0.0],
+    ]
     assert "prompt" not in data and data["returns"][0].tolist() == data["advantages"][0].tolist()
 
 

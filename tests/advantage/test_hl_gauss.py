@@ -1,4 +1,5 @@
-"""The classification head's formulas against plain loops, and the keys of the YAML that make no sense."""
+"""The classification head's formulas against plain loops, and the keys of the YAML that make no
+sense."""
 
 from typing import Any
 
@@ -21,7 +22,9 @@ def heads(draw: Any) -> HlGauss:
 
 
 @given(heads(), st.floats(-0.5, 1.5), st.integers(0, 9))
-def test_targets_loss_gradient_and_value_are_those_of_the_definition(head: HlGauss, place: float, seed: int) -> None:
+def test_targets_loss_gradient_and_value_are_those_of_the_definition(
+    head: HlGauss, place: float, seed: int
+) -> None:
     y = head.low + place * (head.high - head.low)
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(head.bins, dtype=torch.float64, generator=generator, requires_grad=True)
@@ -30,7 +33,9 @@ def test_targets_loss_gradient_and_value_are_those_of_the_definition(head: HlGau
     # The centres of narrow bins far from 0 differ in their last digit.
     size = abs(head.low) + abs(head.high)
     close = 1e-12 + 1e-15 * size / (head.sigma * head.width)
-    assert head.centres(returns).tolist() == pytest.approx(hl_gauss_centres(head.low, head.high, head.bins))
+    assert head.centres(returns).tolist() == pytest.approx(
+        hl_gauss_centres(head.low, head.high, head.bins)
+    )
     assert head.targets(returns).tolist() == pytest.approx(wanted["targets"], abs=close)
     loss = head.loss(logits, returns)
     (gradient,) = torch.autograd.grad(loss, logits)
@@ -40,7 +45,9 @@ def test_targets_loss_gradient_and_value_are_those_of_the_definition(head: HlGau
     assert bool(head.outside(returns)) == (y < head.low or y > head.high)
 
 
-@pytest.mark.parametrize(("sigma", "inside", "edge"), [(0.75, 1e-5, 2e-4), (0.5, 3e-3, 3e-3), (2.0, 1e-9, 0.3)])
+@pytest.mark.parametrize(
+    ("sigma", "inside", "edge"), [(0.75, 1e-5, 2e-4), (0.5, 3e-3, 3e-3), (2.0, 1e-9, 0.3)]
+)
 def test_the_mean_of_a_target_is_the_return(sigma: float, inside: float, edge: float) -> None:
     """Biases in bins; without padding, that at the edge would be 0.37 at sigma 0.75."""
     head = HlGauss(0.0, 1.0, 51, sigma)
@@ -54,8 +61,12 @@ def test_the_mean_of_a_target_is_the_return(sigma: float, inside: float, edge: f
 def test_the_first_value_is_zero_or_the_nearest_end_and_survives_bf16(head: HlGauss) -> None:
     wanted = min(max(0.0, head.low), head.high)
     bias = head.start_bias()
-    assert head.expectation(bias).item() == pytest.approx(wanted, abs=1e-9 * (1 + abs(head.low) + head.high))
-    assert head.expectation(bias.bfloat16().float()).item() == pytest.approx(wanted, abs=0.05 * head.width + 1e-5)
+    assert head.expectation(bias).item() == pytest.approx(
+        wanted, abs=1e-9 * (1 + abs(head.low) + head.high)
+    )
+    assert head.expectation(bias.bfloat16().float()).item() == pytest.approx(
+        wanted, abs=0.05 * head.width + 1e-5
+    )
 
 
 def test_float32_is_enough_and_far_returns_stay_finite() -> None:
@@ -69,15 +80,26 @@ def test_float32_is_enough_and_far_returns_stay_finite() -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        ({"value_loss": "hl_gauss", "value_range": [0, 1], "value_bins": 1}, "value_bins must be at least 7, got 1"),
+        (
+            {"value_loss": "hl_gauss", "value_range": [0, 1], "value_bins": 1},
+            "value_bins must be at least 7, got 1",
+        ),
         ({"value_loss": "hl_gauss"}, "value_loss: hl_gauss needs value_range"),
         ({"value_loss": "hl_gauss", "value_range": [1, 1]}, r"smallest, largest return\], got \[1"),
         ({"value_loss": "hl_gauss", "value_range": [1]}, r"value_range must be two numbers"),
-        ({"value_range": [0, 1]}, "value_range belongs to value_loss: hl_gauss, and value_loss is mse"),
-        ({"value_sigma": 0.5, "value_bins": 9}, "value_bins belongs.*leave value_bins and value_sigma out"),
+        (
+            {"value_range": [0, 1]},
+            "value_range belongs to value_loss: hl_gauss, and value_loss is mse",
+        ),
+        (
+            {"value_sigma": 0.5, "value_bins": 9},
+            "value_bins belongs.*leave value_bins and value_sigma out",
+        ),
         ({"value_loss": "two_hot"}, "value_loss must be one of 'mse', 'hl_gauss'"),
     ],
 )
-def test_a_head_that_makes_no_sense_is_refused_in_one_sentence(keys: dict[str, Any], sentence: str) -> None:
+def test_a_head_that_makes_no_sense_is_refused_in_one_sentence(
+    keys: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         read_settings(AdvantageSettings, keys)

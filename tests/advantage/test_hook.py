@@ -1,4 +1,5 @@
-"""The hook refuses invalid batches, and gives the actor's loss what it needs; test_dual_gae.py checks its numbers."""
+"""The hook refuses invalid batches, and gives the actor's loss what it needs; test_dual_gae.py
+checks its numbers."""
 
 from dataclasses import replace
 from typing import Any
@@ -14,10 +15,17 @@ from tests.advantage.batches import FakeSample, make_args, rollout_data, run, sa
 
 def test_the_actors_loss_gets_the_staleness_of_each_token_and_the_critics_does_not() -> None:
     spans = (TurnSpan(0, 2, 1.0, staleness=3), TurnSpan(4, 5, 2.0, staleness=0))
-    samples = [sample_of(TurnRow(0, 0, terminated=True, turns=spans), [1, 1, 0, 0, 1]), turn(1, 0), state(1, 1)]
+    samples = [
+        sample_of(TurnRow(0, 0, terminated=True, turns=spans), [1, 1, 0, 0, 1]),
+        turn(1, 0),
+        state(1, 1),
+    ]
     data = run(samples, policy_loss="dis", slime_verlog_role="actor")
     assert [row.tolist() for row in data[STALENESS]] == [[3, 3, -1, -1, 0], [-1, -1], [-1]]
-    for changes in ({"slime_verlog_role": "critic", "policy_loss": "dis"}, {"slime_verlog_role": "actor"}):
+    for changes in (
+        {"slime_verlog_role": "critic", "policy_loss": "dis"},
+        {"slime_verlog_role": "actor"},
+    ):
         assert STALENESS not in run(samples, **changes)
 
 
@@ -31,14 +39,31 @@ def test_a_rank_without_samples_gets_empty_lists() -> None:
     [
         ([turn(7, 3)], r"segment 7, turn 3: it neither terminated nor truncated"),
         ([turn(7, 0), turn(7, 2, terminated=True)], r"segment 7, turn 0: the next turn is missing"),
-        ([turn(7, 0, terminated=True), turn(7, 0, terminated=True)], r"segment 7, turn 0: it is in the batch twice"),
-        ([turn(7, 0, terminated=True), turn(7, 1, terminated=True)], r"segment 7, turn 0: it ended the episode"),
-        ([state(7, 0), turn(7, 1, terminated=True)], r"segment 7, turn 0: a bootstrap sample is followed"),
-        ([sample_of(TurnRow(7, 0, TurnKind.BOOTSTRAP), [])], "sample 0: a bootstrap sample needs one response token"),
-        ([replace(state(7, 0), mask=[1])], r"sample 0: its loss mask includes token 0 .* belongs to no turn"),
+        (
+            [turn(7, 0, terminated=True), turn(7, 0, terminated=True)],
+            r"segment 7, turn 0: it is in the batch twice",
+        ),
+        (
+            [turn(7, 0, terminated=True), turn(7, 1, terminated=True)],
+            r"segment 7, turn 0: it ended the episode",
+        ),
+        (
+            [state(7, 0), turn(7, 1, terminated=True)],
+            r"segment 7, turn 0: a bootstrap sample is followed",
+        ),
+        (
+            [sample_of(TurnRow(7, 0, TurnKind.BOOTSTRAP), [])],
+            "sample 0: a bootstrap sample needs one response token",
+        ),
+        (
+            [replace(state(7, 0), mask=[1])],
+            r"sample 0: its loss mask includes token 0 .* belongs to no turn",
+        ),
     ],
 )
-def test_turns_that_do_not_form_an_episode_are_named(samples: list[FakeSample], message: str) -> None:
+def test_turns_that_do_not_form_an_episode_are_named(
+    samples: list[FakeSample], message: str
+) -> None:
     with pytest.raises(TurnTableError, match=message):
         run(samples)
 
@@ -50,8 +75,13 @@ def test_turns_that_do_not_form_an_episode_are_named(samples: list[FakeSample], 
         ("kl", float("inf"), "sample 1, response token 2: -kl_coef x KL is -inf, not finite"),
     ],
 )
-def test_a_number_that_is_not_finite_is_refused_with_its_sample_and_token(key: str, wrong: float, message: str) -> None:
-    spans = (TurnSpan(0, 1, 1.0), TurnSpan(2, 3, 1.0))  # the token between the turns belongs to neither
+def test_a_number_that_is_not_finite_is_refused_with_its_sample_and_token(
+    key: str, wrong: float, message: str
+) -> None:
+    spans = (
+        TurnSpan(0, 1, 1.0),
+        TurnSpan(2, 3, 1.0),
+    )  # the token between the turns belongs to neither
     samples = [turn(0, 0), sample_of(TurnRow(0, 1, terminated=True, turns=spans), [1, 0, 1])]
     data = rollout_data(samples)
     data[key][1][2] = wrong
@@ -66,7 +96,11 @@ def test_a_number_that_is_not_finite_is_refused_with_its_sample_and_token(key: s
     ("key", "wrong", "message"),
     [
         ("values", None, "--advantage-estimator ppo"),
-        ("loss_masks", [torch.ones(3, dtype=torch.int)], "sample 0: .* 3 entries for 2 response tokens"),
+        (
+            "loss_masks",
+            [torch.ones(3, dtype=torch.int)],
+            "sample 0: .* 3 entries for 2 response tokens",
+        ),
         ("prompt", [encode_row(turn(0, 0).row)] * 2, "2 rows for 1 samples"),
     ],
 )

@@ -18,7 +18,9 @@ from tests.advantage.batches import make_args, make_samples, run
 
 
 def data_of(kl: list[float], mask: list[int], *spans: tuple[int, int, int]) -> dict[str, Any]:
-    row = TurnRow(0, 0, terminated=True, turns=tuple(TurnSpan(a, b, 0.0, action) for a, b, action in spans))
+    row = TurnRow(
+        0, 0, terminated=True, turns=tuple(TurnSpan(a, b, 0.0, action) for a, b, action in spans)
+    )
     return {
         "prompt": [encode_row(row)],
         "kl": [torch.tensor(kl)],
@@ -44,7 +46,9 @@ def test_it_runs_after_the_advantage_hook_on_the_table_that_the_hook_left() -> N
             acts = 0 <= turn.action_start <= j
             kind = ("action" if acts else "reasoning") if turn.moves else "notes"
             kl[kind].append(float(sample.kl[j]))
-    assert [split.action_tokens, split.reasoning_tokens, split.summary_tokens] == [len(row) for row in kl.values()]
+    assert [split.action_tokens, split.reasoning_tokens, split.summary_tokens] == [
+        len(row) for row in kl.values()
+    ]
     assert split.action == pytest.approx(mean(kl["action"]), abs=1e-6)
     assert split.reasoning == pytest.approx(mean(kl["reasoning"]), abs=1e-6)
 
@@ -56,7 +60,9 @@ def test_a_table_that_the_advantage_hook_already_took_is_a_named_error() -> None
         log_kl_split(make_args(), 0, data)
 
 
-def test_on_an_earlier_pipeline_stage_the_hook_leaves_the_table_to_the_split(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_an_earlier_pipeline_stage_the_hook_leaves_the_table_to_the_split(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """For estimators without a critic; tests/advantage/test_layouts.py has those with one."""
     for module in (advantage.group, advantage.kl_split):
         monkeypatch.setattr(module, "current_layout", lambda: Layout(last_stage=False))
@@ -68,7 +74,10 @@ def test_on_an_earlier_pipeline_stage_the_hook_leaves_the_table_to_the_split(mon
 
 def test_without_kl_in_reward_the_log_ratio_to_the_reference_is_split() -> None:
     data = data_of([0.0, 0.0], [1, 1], (0, 2, 1))
-    data |= {"log_probs": [torch.tensor([-1.0, -2.0])], "ref_log_probs": [torch.tensor([-1.5, -4.0])]}
+    data |= {
+        "log_probs": [torch.tensor([-1.0, -2.0])],
+        "ref_log_probs": [torch.tensor([-1.5, -4.0])],
+    }
     assert log_kl_split(make_args(kl_coef=0.0), 0, data) == KlSplit(0.5, 2.0, 1, 1)
 
 

@@ -1,4 +1,5 @@
-"""Another lambda for the critic, and one that depends on the turn's length, against the definition in float64."""
+"""Another lambda for the critic, and one that depends on the turn's length, against the definition
+in float64."""
 
 import random
 from argparse import Namespace
@@ -19,20 +20,34 @@ def adaptive(tokens: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_critic_has_lambda_critic_between_tokens_and_between_turns_and_the_actor_does_not(seed: int) -> None:
+def test_the_critic_has_lambda_critic_between_tokens_and_between_turns_and_the_actor_does_not(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
-    samples, shared = make_samples(rng, 6), {"lambda_step": 0.6, "lambda_token": 0.8, "gamma_token": 0.9}
+    samples, shared = (
+        make_samples(rng, 6),
+        {"lambda_step": 0.6, "lambda_token": 0.8, "gamma_token": 0.9},
+    )
     critic = rng.choice([0.0, 0.3, 1.0])
-    for role, lambdas in (("critic", {"lambda_step": critic, "lambda_token": critic}), ("actor", {})):
+    for role, lambdas in (
+        ("critic", {"lambda_step": critic, "lambda_token": critic}),
+        ("actor", {}),
+    ):
         data = run(samples, **{ROLE: role}, lambda_critic=critic, **shared)
         check(data, samples, make_args(**shared | lambdas))
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critics_does_not(seed: int) -> None:
+def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critics_does_not(
+    seed: int,
+) -> None:
     rng = random.Random(seed)
     samples = make_samples(rng, 6)
-    shared = {"lambda_step": rng.choice([0.0, 0.9]), "gamma_token": rng.choice([1.0, 0.9]), "lambda_token": 0.7}
+    shared = {
+        "lambda_step": rng.choice([0.0, 0.9]),
+        "gamma_token": rng.choice([1.0, 0.9]),
+        "lambda_token": 0.7,
+    }
     for role, lambdas in (("actor", {"lambda_token": adaptive}), ("critic", {})):
         data = run(samples, **{ROLE: role}, **shared, **ADAPTIVE)
         check(data, samples, make_args(**shared | lambdas))
@@ -53,6 +68,10 @@ def test_the_preset_is_its_keys_and_the_yamls_own_take_precedence() -> None:
     preset = advantage_settings(Namespace(preset="sao", critic_updates=1, lambda_critic=None))
     spelt_out = {**PRESETS["sao"], "preset": "sao", "critic_updates": 1, "lambda_critic": None}
     assert preset == read_settings(AdvantageSettings, spelt_out)
-    assert (preset.policy_loss, preset.lambda_policy, preset.lambda_step) == ("dis", "length_adaptive", 1.0)
+    assert (preset.policy_loss, preset.lambda_policy, preset.lambda_step) == (
+        "dis",
+        "length_adaptive",
+        1.0,
+    )
     with pytest.raises(ConfigError, match="preset must be one of 'sao', 'glm52'"):
         read_settings(AdvantageSettings, {"preset": "soa"})

@@ -1,4 +1,5 @@
-"""Every parallel layout gives the single-process result, over real Megatron process groups (gloo, four processes)."""
+"""Every parallel layout gives the single-process result, over real Megatron process groups (gloo,
+four processes)."""
 
 import os
 import random
@@ -27,7 +28,15 @@ from advantage.settings import KL_SPLIT, ROLE, ValuePretrainingSettings
 from advantage.training.losses import whiten
 from advantage.turn_table import read_columns
 from advantage.values import take_metrics
-from tests.advantage.batches import FakeSample, check_rows, expected, make_args, make_samples, rollout_data, turn
+from tests.advantage.batches import (
+    FakeSample,
+    check_rows,
+    expected,
+    make_args,
+    make_samples,
+    rollout_data,
+    turn,
+)
 from tests.advantage.test_group import check_ranks_share
 from tests.advantage.test_pretraining import collected
 from tests.fixtures.warm_python import WARM
@@ -43,7 +52,11 @@ LAYOUTS = {
     "dp1 pp2 cp2": {"pipeline_model_parallel_size": 2, "context_parallel_size": 2},
 }
 CASES = 4
-STEPS = {"read": (hook, "read_turn_table"), "prepare": (hook, "solve_inside"), "finish": (PackedTurns, "put")}
+STEPS = {
+    "read": (hook, "read_turn_table"),
+    "prepare": (hook, "solve_inside"),
+    "finish": (PackedTurns, "put"),
+}
 """What the hook calls before anything crosses ranks, between the exchanges, and after them."""
 
 
@@ -54,7 +67,8 @@ def test_a_single_process_needs_no_process_groups(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of the four processes saw: layout (and check) to None or the text of what went wrong."""
+    """What each of the four processes saw: layout (and check) to None or the text of what went
+    wrong."""
     pytest.importorskip("megatron.core", reason="needs megatron-core: pip install -e '.[embedded]'")
     folder = tmp_path_factory.mktemp("layouts")
     mp.start_processes(_worker, args=(str(folder),), nprocs=WORLD, start_method=WARM)
@@ -125,7 +139,9 @@ def _text_of(check: Any) -> str | None:
     return None
 
 
-def _shard(samples: list[FakeSample], layout: Layout, seed: int) -> tuple[list[int], dict[str, Any]]:
+def _shard(
+    samples: list[FakeSample], layout: Layout, seed: int
+) -> tuple[list[int], dict[str, Any]]:
     """This rank's samples (positions and rollout data), sliced over context parallelism."""
     rng = random.Random(1000 + seed)
     owners = rng.sample(range(layout.data.size), rng.randint(1, layout.data.size))
@@ -165,10 +181,14 @@ def _check_case(seed: int) -> None:
     assert astuple(split) == pytest.approx(astuple(wanted), abs=1e-6)
 
 
-def _check_whitening(samples: list[FakeSample], mine: list[int], data: dict[str, Any], raw: list) -> None:
+def _check_whitening(
+    samples: list[FakeSample], mine: list[int], data: dict[str, Any], raw: list
+) -> None:
     """Over all data- and context-parallel ranks, those without a token included."""
     layout = current_layout()
-    everywhere = torch.cat([a[torch.tensor(s.mask).bool()] for a, s in zip(raw, samples, strict=True)])
+    everywhere = torch.cat(
+        [a[torch.tensor(s.mask).bool()] for a, s in zip(raw, samples, strict=True)]
+    )
     if everywhere.numel() < 2:
         return
     masks = sliced(data["loss_masks"], data, layout)
@@ -191,14 +211,20 @@ def _check_any_error(where: str) -> None:
             with broken if fails else nullcontext():
                 compute_advantages(make_args(), dict(data))
         except (MemoryError, OtherRankError) as error:
-            assert isinstance(error, MemoryError) == fails, f"rank {layout.stage.rank} raised {error!r}"
+            assert isinstance(error, MemoryError) == fails, (
+                f"rank {layout.stage.rank} raised {error!r}"
+            )
         else:
             raise AssertionError(f"rank {layout.stage.rank} went on")
 
 
 def _check_measured(seed: int) -> None:
     """Held-out explained variance, with the KL in place of the returns."""
-    samples, layout, settings = collected(seed), current_layout(), ValuePretrainingSettings(batches=1)
+    samples, layout, settings = (
+        collected(seed),
+        current_layout(),
+        ValuePretrainingSettings(batches=1),
+    )
     _, data = _shard(samples, layout, seed)
     alone, here, whole = Progress(), Progress(), rollout_data(samples)
     alone.begin_pass(settings, {**whole, "returns": whole["kl"]}, [], Layout())
@@ -208,11 +234,14 @@ def _check_measured(seed: int) -> None:
     if layout.pipeline.size == 1:
         fails = layout.stage.rank == 0
         with pytest.raises(KeyError if fails else OtherRankError):
-            here.begin_pass(settings, data if fails else {**data, "returns": data["kl"]}, [], layout)
+            here.begin_pass(
+                settings, data if fails else {**data, "returns": data["kl"]}, [], layout
+            )
 
 
 def _check_metrics(whole: dict[str, Any], data: dict[str, Any], layout: Layout) -> None:
-    """Each role's numbers on new turns, and the fingerprint of the turns, are those of one process."""
+    """Each role's numbers on new turns, and the fingerprint of the turns, are those of one
+    process."""
     ranks = {**data, "tokens": [torch.arange(n) for n in data["total_lengths"]]}
     alone = {**whole, "tokens": [torch.arange(n) for n in whole["total_lengths"]]}
     assert fingerprint(ranks, layout) == fingerprint(alone, Layout())
@@ -229,12 +258,17 @@ def _metrics_of(role: str, data: dict[str, Any]) -> dict[str, float]:
     data = dict(data)
     args = make_args(kl_coef=0.0, **{ROLE: role}, value_loss="hl_gauss", value_range=[-1.0, 1.0])
     compute_advantages(args, data)
-    notes = {name: float(number) for name, number in data.items() if name.startswith(("summary_", "turn_"))}
+    notes = {
+        name: float(number)
+        for name, number in data.items()
+        if name.startswith(("summary_", "turn_"))
+    }
     return take_metrics(data) | notes
 
 
 def _bytes_of(tokens: int) -> list[int]:
-    """Bytes that this rank gives to each gather, for ten turns on every rank, each of so many tokens."""
+    """Bytes that this rank gives to each gather, for ten turns on every rank, each of so many
+    tokens."""
     rank = current_layout().data.rank
     samples = [turn(10 * rank + k, 0, [0.0] * tokens, terminated=True) for k in range(10)]
     sent, gather = [], Group.all_gather

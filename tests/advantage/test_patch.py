@@ -1,4 +1,5 @@
-"""The patch refuses other versions and flags, with a module of slime's shape; tests/slime has what it does in slime."""
+"""The patch refuses other versions and flags, with a module of slime's shape; tests/slime has what
+it does in slime."""
 
 import json
 import sys
@@ -58,7 +59,9 @@ def flags(**changes: Any) -> Namespace:
     return Namespace(**{**good, **changes})
 
 
-def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once(slime: Any) -> None:
+def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once(
+    slime: Any,
+) -> None:
     loss = slime()
     whitened = {"normalize_advantages": True, "context_parallel_size": 2}
     actor, critic = flags(**whitened), flags(**whitened)
@@ -66,24 +69,40 @@ def test_each_role_in_one_process_gets_its_flag_while_functions_are_wrapped_once
     wrapped = loss.value_loss_function, loss.compute_advantages_and_returns
     patch.install(critic)
     assert (loss.value_loss_function, loss.compute_advantages_and_returns) == wrapped
-    assert actor.custom_advantage_function_path == critic.custom_advantage_function_path == patch.HOOK
+    assert (
+        actor.custom_advantage_function_path == critic.custom_advantage_function_path == patch.HOOK
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"advantage_estimator": "grpo"}, "--advantage-estimator is grpo"),
-        ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path rollout"),
-        ({"custom_advantage_function_path": "mine.gae"}, "--custom-advantage-function-path is mine.gae"),
+        (
+            {"custom_convert_samples_to_train_data_path": None},
+            "--custom-convert-samples-to-train-data-path rollout",
+        ),
+        (
+            {"custom_advantage_function_path": "mine.gae"},
+            "--custom-advantage-function-path is mine.gae",
+        ),
         ({"compute_advantages_and_returns": False}, "--disable-compute-advantages-and-returns"),
-        ({"value_first_token_weight": 0.0}, "value_first_token_weight must be greater than 0, got 0.0"),
+        (
+            {"value_first_token_weight": 0.0},
+            "value_first_token_weight must be greater than 0, got 0.0",
+        ),
         ({"value_first_token_weight": "3"}, "value_first_token_weight must be a number"),
         ({"gamma_step": 1.5}, "gamma_step must be at most 1, got 1.5"),
-        ({"critic_frozen": ["mlp"], "freeze_params_name_list": ["attention"]}, "leave one of them out"),
+        (
+            {"critic_frozen": ["mlp"], "freeze_params_name_list": ["attention"]},
+            "leave one of them out",
+        ),
         ({"critic_frozen": ["mlp("]}, "is not a regular expression"),
     ],
 )
-def test_flags_that_would_train_on_other_advantages_are_refused(slime: Any, changes: dict, message: str) -> None:
+def test_flags_that_would_train_on_other_advantages_are_refused(
+    slime: Any, changes: dict, message: str
+) -> None:
     loss = slime()
     before = dict(loss.__dict__)
     with pytest.raises(ValueError, match=message):
@@ -92,10 +111,14 @@ def test_flags_that_would_train_on_other_advantages_are_refused(slime: Any, chan
 
 
 @pytest.mark.parametrize("key", ["custom_megatron_init_path", "advantage_estimator"])
-def test_a_role_configured_out_of_the_patch_is_refused(slime: Any, tmp_path: Path, key: str) -> None:
+def test_a_role_configured_out_of_the_patch_is_refused(
+    slime: Any, tmp_path: Path, key: str
+) -> None:
     slime()
     path = tmp_path / "roles.yaml"
-    path.write_text(json.dumps({"megatron": [{"role": "critic", "overrides": {key: "other", "lr": "1e-5"}}]}))
+    path.write_text(
+        json.dumps({"megatron": [{"role": "critic", "overrides": {key: "other", "lr": "1e-5"}}]})
+    )
     with pytest.raises(FlagError, match=f"overrides {key} for role critic"):
         patch.install(flags(megatron_config_path=str(path)))
 
@@ -105,21 +128,28 @@ def test_two_lambdas_for_the_critic_are_refused(slime: Any, tmp_path: Path) -> N
     path = tmp_path / "roles.yaml"
     path.write_text("megatron:\n- {role: critic, overrides: {lambda_step: 1.0}}\n")
     patch.install(flags(megatron_config_path=str(path)))
-    with pytest.raises(FlagError, match="overrides lambda_step for the critic, and the YAML has lambda_critic: 1,"):
+    with pytest.raises(
+        FlagError, match="overrides lambda_step for the critic, and the YAML has lambda_critic: 1,"
+    ):
         patch.install(flags(megatron_config_path=str(path), lambda_critic=1.0))
 
 
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("def compute_advantages_and_returns(args, rollout_data): pass", "no --custom-advantage-function-path"),
+        (
+            "def compute_advantages_and_returns(args, rollout_data): pass",
+            "no --custom-advantage-function-path",
+        ),
         ("def compute_advantages_and_returns(args, batch, more): pass", "expected parameters"),
         ("def value_loss_function(args, batch, logits): pass", "expected parameters"),
         ("del value_loss_function", "is missing"),
         ("def loss_function(args): pass", "does not call value_loss_function"),
     ],
 )
-def test_an_unknown_version_is_refused_and_the_known_ones_are_named(slime: Any, source: str, message: str) -> None:
+def test_an_unknown_version_is_refused_and_the_known_ones_are_named(
+    slime: Any, source: str, message: str
+) -> None:
     loss = slime(source)
     before = dict(loss.__dict__)
     with pytest.raises(UnsupportedFrameworkError, match=rf"{message}.*slime v0\.3\.1 and main"):
@@ -152,7 +182,9 @@ def test_the_critic_trains_several_times_per_batch_and_its_schedule_advances_onc
 ) -> None:
     calls: list[tuple[int, str, float]] = []
 
-    def train(rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, iterator: Any) -> None:
+    def train(
+        rollout_id: int, model: Any, optimizer: Any, opt_param_scheduler: Any, iterator: Any
+    ) -> None:
         calls.append((rollout_id, model[0].role, opt_param_scheduler.get_lr()))
         opt_param_scheduler.step(increment=8)
 
@@ -168,7 +200,8 @@ def test_the_critic_trains_several_times_per_batch_and_its_schedule_advances_onc
 
 
 def model_building_slime(slime: Any, frozen: bool) -> ModuleType:
-    """A training process whose models are one linear layer; it freezes parameters as slime does, or not at all."""
+    """A training process whose models are one linear layer; it freezes parameters as slime does, or
+    not at all."""
 
     def initialize(args: Namespace, role: str = "actor") -> tuple[Any, ...]:
         layer = torch.nn.Linear(2, 2)
@@ -184,9 +217,14 @@ def model_building_slime(slime: Any, frozen: bool) -> ModuleType:
     return actor
 
 
-def test_a_slime_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_match(slime: Any) -> None:
+def test_a_slime_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_match(
+    slime: Any,
+) -> None:
     actor = model_building_slime(slime, frozen=False)
-    for pattern, message in (("weight", "trains weight although"), ("wieght", "'wieght' matches none of the critic's")):
+    for pattern, message in (
+        ("weight", "trains weight although"),
+        ("wieght", "'wieght' matches none of the critic's"),
+    ):
         args = flags(critic_frozen=[pattern], freeze_params_name_list=None)
         patch.install(args)
         with pytest.raises((FlagError, UnsupportedFrameworkError), match=message):
@@ -201,9 +239,15 @@ def test_a_slime_that_does_not_freeze_is_refused_and_so_is_a_pattern_without_a_m
             1,
             False,
             FlagError,
-            "head language_model.output_layer.weight .* has 1 and is frozen by freeze_params.* overrides",
+            "head language_model.output_layer.weight .* has 1 and is frozen by freeze_params.* "
+            "overrides",
         ),
-        (9, True, FlagError, "output_layer.weight must have 1 output and be trained; it has 9 and is trained"),
+        (
+            9,
+            True,
+            FlagError,
+            "output_layer.weight must have 1 output and be trained; it has 9 and is trained",
+        ),
     ],
 )
 def test_a_critic_without_a_head_that_learns_values_is_refused(
@@ -211,7 +255,12 @@ def test_a_critic_without_a_head_that_learns_values_is_refused(
 ) -> None:
     def initialize(args: Namespace, role: str = "actor") -> tuple[Any, ...]:
         head = torch.nn.Linear(2, outputs).requires_grad_(trained)
-        return [torch.nn.ModuleDict({"language_model": torch.nn.ModuleDict({"output_layer": head})})], None, None, 0
+        return (
+            [torch.nn.ModuleDict({"language_model": torch.nn.ModuleDict({"output_layer": head})})],
+            None,
+            None,
+            0,
+        )
 
     actor = model_building_slime(slime, frozen=True)
     actor.initialize_model_and_optimizer = initialize

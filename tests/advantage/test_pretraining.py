@@ -1,4 +1,5 @@
-"""Value pretraining through the hook that training calls: what is measured, what is hidden, and when it stops."""
+"""Value pretraining through the hook that training calls: what is measured, what is hidden, and
+when it stops."""
 
 import random
 from argparse import Namespace
@@ -37,16 +38,25 @@ def pretraining_args(**settings: Any) -> Namespace:
 
 
 class Critic(torch.nn.Module):
-    """Its values are the returns times its weight, but for the states after a cut, which stay as they are."""
+    """Its values are the returns times its weight, but for the states after a cut, which stay as
+    they are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
 
 
-def run(args: Namespace, weights: list[float], samples: list[FakeSample]) -> tuple[Progress, Critic, list[Any]]:
-    """Train as slime and the embedded trainer do: pass k gives the critic weight k. Returns what passes train on."""
-    settings, critic, progress, trained = advantage_settings(args).value_pretraining, Critic(), Progress(), []
+def run(
+    args: Namespace, weights: list[float], samples: list[FakeSample]
+) -> tuple[Progress, Critic, list[Any]]:
+    """Train as slime and the embedded trainer do: pass k gives the critic weight k. Returns what
+    passes train on."""
+    settings, critic, progress, trained = (
+        advantage_settings(args).value_pretraining,
+        Critic(),
+        Progress(),
+        [],
+    )
     with_lambda_1 = Namespace(**{**vars(args), "lambda_step": 1.0, "lambda_token": 1.0})
     returns = [r.float() for _, r in expected(samples, with_lambda_1)]
     while True:
@@ -66,7 +76,9 @@ def test_explained_variance_is_that_of_the_held_out_tokens_and_the_best_pass_is_
     args, samples = pretraining_args(patience=2), collected()
     progress, critic, _ = run(args, [0.5, 0.8, 0.7, 0.8, 1.0], samples)
     # With value = w x return, the error is (1 - w) x return.
-    assert progress.explained == pytest.approx([1 - (1 - w) ** 2 for w in (0.0, 0.5, 0.8, 0.7, 0.8)], abs=1e-4)
+    assert progress.explained == pytest.approx(
+        [1 - (1 - w) ** 2 for w in (0.0, 0.5, 0.8, 0.7, 0.8)], abs=1e-4
+    )
     assert progress.best == 2
     assert critic.weight.item() == pytest.approx(0.8)
     critic.weight.data.fill_(-1.0)
@@ -91,7 +103,9 @@ def test_a_critic_that_explains_nothing_is_refused_unless_told_otherwise() -> No
     args, samples = pretraining_args(patience=1), collected()
     progress, critic, _ = run(args, [-1.0], samples)
     settings = advantage_settings(args).value_pretraining
-    with pytest.raises(PretrainingError, match="0.0000, not above value_pretraining.least_explained_variance 0"):
+    with pytest.raises(
+        PretrainingError, match="0.0000, not above value_pretraining.least_explained_variance 0"
+    ):
         progress.finish(settings, [critic])
     progress, critic, _ = run(pretraining_args(patience=1), [-1.0], samples)
     progress.finish(settings.model_copy(update={"least_explained_variance": None}), [critic])
@@ -101,7 +115,9 @@ def test_the_last_pipeline_stage_decides_for_all(monkeypatch: pytest.MonkeyPatch
     """The other stages have no values; they add zeros to what the last stage sends."""
     sent = torch.tensor([4.0, 0.0, 1.0, 0.0, 4.0], dtype=torch.float64)
     layout = Layout(pipeline=Group(rank=0, size=2), last_stage=False)
-    monkeypatch.setattr(Group, "all_reduce", lambda self, x: x.add_(sent) if self.size > 1 else None)
+    monkeypatch.setattr(
+        Group, "all_reduce", lambda self, x: x.add_(sent) if self.size > 1 else None
+    )
     progress = Progress()
     assert progress.begin_pass(ValuePretrainingSettings(batches=1), {}, [Critic()], layout)
     assert progress.explained == [0.75]

@@ -1,4 +1,5 @@
-"""A run takes the head of the critic that it starts from, and refuses another head, other returns, and a low score."""
+"""A run takes the head of the critic that it starts from, and refuses another head, other returns,
+and a low score."""
 
 import random
 from argparse import Namespace
@@ -11,7 +12,13 @@ import torch
 from advantage.errors import ConfigError
 from advantage.exchange import Layout
 from advantage.patch.roles import saved_args, take_over_head
-from advantage.saved_critic import RECORD, fingerprint, head_record, keys_taken_over, pretrained_record
+from advantage.saved_critic import (
+    RECORD,
+    fingerprint,
+    head_record,
+    keys_taken_over,
+    pretrained_record,
+)
 from advantage.settings import AdvantageSettings
 from slime_verlog import read_settings
 from tests.advantage.batches import make_samples, rollout_data
@@ -45,16 +52,24 @@ def test_a_yaml_that_is_silent_gets_the_saved_head_and_one_that_says_the_same_no
     [
         (
             {"value_loss": "mse"},
-            "the critic in folder has the head value_loss: hl_gauss, value_bins: 21.*value_loss: mse",
+            "the critic in folder has the head value_loss: hl_gauss, value_bins: 21.*value_loss: "
+            "mse",
         ),
-        ({**BINS, "value_bins": 51}, "value_bins: 21.*value_bins: 51.*leave them out to take the saved ones"),
+        (
+            {**BINS, "value_bins": 51},
+            "value_bins: 21.*value_bins: 51.*leave them out to take the saved ones",
+        ),
         ({**BINS, "value_range": [0, 4]}, r"value_range: \[0, 3\].*value_range: \[0, 4\]"),
         ({**BINS, "value_sigma": 0.75}, "value_sigma: 0.5.*value_sigma: 0.75"),
-        ({"gamma_step": 0.9}, "pretrained on returns with gamma_step 0.99, and this run has 0.9; give the same"),
+        (
+            {"gamma_step": 0.9},
+            "pretrained on returns with gamma_step 0.99, and this run has 0.9; give the same",
+        ),
         (
             {"value_pretraining": {"least_explained_variance": 0.5}},
-            "explains 0.3100 of the variance of held-out returns, not above value_pretraining.least_explained_variance "
-            "0.5, so its values would mislead PPO: pretrain it on more batches",
+            "explains 0.3100 of the variance of held-out returns, not above "
+            "value_pretraining.least_explained_variance 0.5, so its values would mislead PPO: "
+            "pretrain it on more batches",
         ),
     ],
 )
@@ -66,7 +81,10 @@ def test_another_head_other_returns_and_a_low_score_are_refused_in_one_sentence(
 
 
 def test_the_score_is_not_asked_for_where_the_yaml_says_so_or_pretraining_goes_on() -> None:
-    for pretraining in ({"least_explained_variance": None}, {"batches": 2, "least_explained_variance": 0.5}):
+    for pretraining in (
+        {"least_explained_variance": None},
+        {"batches": 2, "least_explained_variance": 0.5},
+    ):
         keys_taken_over(settings(value_pretraining=pretraining), pretrained(), "folder")
 
 
@@ -74,13 +92,18 @@ def test_the_fingerprint_is_that_of_the_turns_in_any_order() -> None:
     data, other = collected(), collected(1)
     order = list(range(len(data["tokens"])))[::-1]
     shuffled = {name: [data[name][k] for k in order] for name in ("tokens", "prompt")}
-    assert fingerprint(data, Layout()) == fingerprint(shuffled, Layout()) != fingerprint(other, Layout())
+    assert (
+        fingerprint(data, Layout())
+        == fingerprint(shuffled, Layout())
+        != fingerprint(other, Layout())
+    )
     data["tokens"][0] = data["tokens"][0] + 1
     assert fingerprint(data, Layout()) != fingerprint(shuffled, Layout())
 
 
 def saved(folder: Path, **arguments: Any) -> Namespace:
-    """A Megatron checkpoint with these arguments, and the arguments of a critic that starts from it."""
+    """A Megatron checkpoint with these arguments, and the arguments of a critic that starts from
+    it."""
     (folder / "iter_0000002").mkdir(parents=True)
     (folder / "latest_checkpointed_iteration.txt").write_text("2")
     torch.save({"args": Namespace(**arguments)}, folder / "iter_0000002" / "common.pt")
@@ -109,4 +132,6 @@ def test_in_slime_an_actor_lends_its_weights_and_a_critic_its_head(tmp_path: Pat
     critic = saved(tmp_path / "critic", **{RECORD: pretrained(**BINS)})
     take_over_head(critic, saved_args(critic))
     assert (critic.value_loss, critic.value_range) == ("hl_gauss", (0.0, 3.0))
-    assert getattr(critic, RECORD) == head_record(settings(**BINS)), "PPO's own checkpoints have no score"
+    assert getattr(critic, RECORD) == head_record(settings(**BINS)), (
+        "PPO's own checkpoints have no score"
+    )

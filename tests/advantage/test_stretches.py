@@ -11,15 +11,28 @@ import torch
 from tests.advantage.batches import FakeSample, check_rows, in_float64, run, state, turn, turns_of
 from tests.advantage.reference import brute_force
 
-DISCOUNTS: dict[str, Any] = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 0.9, "lambda_token": 0.5}
-ADAPTIVE = {"lambda_policy": "length_adaptive", "lambda_policy_alpha": 1.5, "slime_verlog_role": "actor"}
+DISCOUNTS: dict[str, Any] = {
+    "gamma_step": 0.99,
+    "lambda_step": 0.95,
+    "gamma_token": 0.9,
+    "lambda_token": 0.5,
+}
+ADAPTIVE = {
+    "lambda_policy": "length_adaptive",
+    "lambda_policy_alpha": 1.5,
+    "slime_verlog_role": "actor",
+}
 
 
 def test_an_episode_that_the_batch_cuts_is_paid_its_bootstrap_value() -> None:
-    samples = in_float64([turn(0, 0, [0.6], moves=False), turn(0, 1, [0.4], 0.25), state(0, 2, 0.7)])
+    samples = in_float64(
+        [turn(0, 0, [0.6], moves=False), turn(0, 1, [0.4], 0.25), state(0, 2, 0.7)]
+    )
     found = run(samples, gae_form="compaction", kl_coef=0.0, **DISCOUNTS)
     after = 0.25 + 0.99 * 0.7 - 0.4
-    assert torch.cat(found["advantages"][:2]).tolist() == pytest.approx([0.45 * (0.25 + 0.7 - 0.6), after])
+    assert torch.cat(found["advantages"][:2]).tolist() == pytest.approx(
+        [0.45 * (0.25 + 0.7 - 0.6), after]
+    )
     assert torch.cat(found["returns"][:2]).tolist() == pytest.approx([0.95, after + 0.4])
 
 
@@ -40,8 +53,11 @@ def test_each_stretch_is_an_episode_of_its_own_that_ends_with_all_later_rewards(
 
 
 def by_definition(samples: Sequence[FakeSample], is_adaptive: bool) -> list[torch.Tensor]:
-    """GAE inside each stretch, which its notes end, discounted by every token of later stretches."""
-    inside = lambda tokens: max(0.0, 1 - 1 / (1.5 * tokens)) if is_adaptive else DISCOUNTS["lambda_token"]
+    """GAE inside each stretch, which its notes end, discounted by every token of later
+    stretches."""
+    inside = lambda tokens: (
+        max(0.0, 1 - 1 / (1.5 * tokens)) if is_adaptive else DISCOUNTS["lambda_token"]
+    )
     turns = turns_of(samples, kl_coef=0.0)
     rewards = [defined.reward for defined in turns.values()]
     stretches = dict(turns)

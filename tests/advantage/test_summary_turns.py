@@ -1,4 +1,5 @@
-"""Turns in which the model writes its notes: what they are worth to other turns, and what is logged of them."""
+"""Turns in which the model writes its notes: what they are worth to other turns, and what is logged
+of them."""
 
 import random
 
@@ -16,7 +17,8 @@ def win(index: int, value: float = 0.7) -> FakeSample:
 
 
 def episode(summaries_after: set[int], rng: random.Random) -> list[FakeSample]:
-    """A win at environment turn 100; a summary follows each environment turn in `summaries_after`."""
+    """A win at environment turn 100; a summary follows each environment turn in
+    `summaries_after`."""
     samples: list[FakeSample] = []
     for k in range(99):
         samples.append(turn(0, len(samples), [(k % 7) / 7]))
@@ -42,7 +44,10 @@ def test_notes_and_the_prompts_after_them_are_compared_with_other_turns() -> Non
     after_notes, *others = (float(data["advantages"][k][0]) for k in (3, 1, 2))
     assert data["summary_optimism"].item() == pytest.approx(sum(others) / 2 - after_notes)
     turns = [others[0], after_notes]
-    assert data["summary_advantage"].item() == pytest.approx(others[1]) and data["summary_advantage_std"].item() == 0
+    assert (
+        data["summary_advantage"].item() == pytest.approx(others[1])
+        and data["summary_advantage_std"].item() == 0
+    )
     assert data["turn_advantage"].item() == pytest.approx(sum(turns) / 2)
     assert data["turn_advantage_std"].item() == pytest.approx(abs(turns[0] - turns[1]) / 2)
     for role, batch in (("critic", samples), ("actor", [turn(0, 0), win(1)])):

@@ -33,13 +33,20 @@ def rows(draw: st.DrawFn) -> TurnRow:
         at = start + draw(st.integers(0, 40))
         action = draw(st.integers(start, at - 1)) if at > start and draw(st.booleans()) else -1
         anchor = draw(st.one_of(st.just(-1), IDS))
-        reward, staleness = draw(st.floats(allow_nan=False, allow_infinity=False)), draw(st.integers(-1, 9))
+        reward, staleness = (
+            draw(st.floats(allow_nan=False, allow_infinity=False)),
+            draw(st.integers(-1, 9)),
+        )
         skips = draw(st.integers(0, 3))
-        turns.append(TurnSpan(start, at, reward, action, anchor, staleness, draw(st.booleans()), skips))
+        turns.append(
+            TurnSpan(start, at, reward, action, anchor, staleness, draw(st.booleans()), skips)
+        )
     kind = draw(st.sampled_from([TurnKind.TURN, TurnKind.HELD_OUT]))
     ends = draw(st.booleans()), draw(st.booleans())
     state = draw(st.one_of(st.just(-1), st.integers(at, at + 9)))
-    return TurnRow(draw(IDS), draw(st.integers(0, 2**52)), kind, *ends, tuple(turns), draw(IDS), state)
+    return TurnRow(
+        draw(IDS), draw(st.integers(0, 2**52)), kind, *ends, tuple(turns), draw(IDS), state
+    )
 
 
 def entries_of(table: list[TurnRow]) -> list[dict[str, object]]:
@@ -50,7 +57,10 @@ def entries_of(table: list[TurnRow]) -> list[dict[str, object]]:
         index = row.first_turn
         for turn in row.turns:
             index += turn.skips
-            ends = {name: getattr(row, name) and turn is row.turns[-1] for name in ("terminated", "truncated")}
+            ends = {
+                name: getattr(row, name) and turn is row.turns[-1]
+                for name in ("terminated", "truncated")
+            }
             kind = {"bootstrap": False, "held_out": row.kind is TurnKind.HELD_OUT}
             entries.append(about | ends | kind | {"index": index} | asdict(turn))
             index += 1
@@ -85,12 +95,16 @@ def test_an_entry_is_plain_and_decodes_to_the_same_row(row: TurnRow) -> None:
     assert decode_row(json.loads(json.dumps(encode_row(row)))) == row
 
 
-ANYTHING = st.one_of(st.floats(), st.integers(-3, 3), st.booleans(), st.none(), st.text(max_size=2), st.just(2**53))
+ANYTHING = st.one_of(
+    st.floats(), st.integers(-3, 3), st.booleans(), st.none(), st.text(max_size=2), st.just(2**53)
+)
 
 
 @settings(deadline=None, max_examples=150)
 @given(rows(), st.data())
-def test_a_damaged_entry_is_a_named_error_or_another_valid_row(row: TurnRow, data: st.DataObject) -> None:
+def test_a_damaged_entry_is_a_named_error_or_another_valid_row(
+    row: TurnRow, data: st.DataObject
+) -> None:
     entry = json.loads(json.dumps(encode_row(row)))
     part = data.draw(st.sampled_from([entry, *entry[-1]]))
     place = data.draw(st.integers(0, len(part) - 1))
@@ -110,12 +124,23 @@ def test_a_damaged_entry_is_a_named_error_or_another_valid_row(row: TurnRow, dat
         assert decode_row(encode_row(found)) == found
 
 
-FOREIGN = ["a text prompt", [{"role": "user"}], None, (), (4, 0, 0), (True,), torch.arange(9), torch.zeros(9).double()]
+FOREIGN = [
+    "a text prompt",
+    [{"role": "user"}],
+    None,
+    (),
+    (4, 0, 0),
+    (True,),
+    torch.arange(9),
+    torch.zeros(9).double(),
+]
 
 
 @pytest.mark.parametrize("foreign", FOREIGN)
 def test_a_foreign_prompt_names_the_converter_that_is_not_configured(foreign: object) -> None:
-    with pytest.raises(TurnTableError, match=r"sample 0: .*--custom-convert-samples-to-train-data-path"):
+    with pytest.raises(
+        TurnTableError, match=r"sample 0: .*--custom-convert-samples-to-train-data-path"
+    ):
         read_turn_table({"prompt": [foreign], "response_lengths": [3]}, keep=False)
 
 

@@ -1,4 +1,5 @@
-"""What the hook measures on a critic's batch: numbers of unseen turns, by their place in the episode."""
+"""What the hook measures on a critic's batch: numbers of unseen turns, by their place in the
+episode."""
 
 import random
 from argparse import Namespace
@@ -14,14 +15,17 @@ from tests.advantage.batches import FakeSample, expected, make_args, make_sample
 
 
 def numbers(samples: list[FakeSample], args: Namespace) -> list[tuple[int, float, float]]:
-    """Index, value and return of the first trained token of every trained turn, by the definition of GAE."""
+    """Index, value and return of the first trained token of every trained turn, by the definition
+    of GAE."""
     found = []
     for sample, (advantages, returns) in zip(samples, expected(samples, args), strict=True):
         for index, span in zip(sample.row.indices, sample.row.turns, strict=True):
             trained = [j for j in range(span.start, span.end) if sample.mask[j]]
             if trained and sample.row.kind is TurnKind.TURN:
                 first = trained[0]
-                found.append((index, float(returns[first] - advantages[first]), float(returns[first])))
+                found.append(
+                    (index, float(returns[first] - advantages[first]), float(returns[first]))
+                )
     return found
 
 
@@ -50,17 +54,23 @@ def test_explained_variance_is_that_of_the_first_tokens_of_trained_turns(seed: i
     assert metrics["explained_variance_first_tenth"] == pytest.approx(explained(early), abs=1e-5)
     assert metrics["explained_variance_last_tenth"] == pytest.approx(explained(late), abs=1e-5)
     returns = [t[2] for t in turns]
-    assert (metrics["return_min"], metrics["return_max"]) == pytest.approx((min(returns), max(returns)), abs=1e-5)
+    assert (metrics["return_min"], metrics["return_max"]) == pytest.approx(
+        (min(returns), max(returns)), abs=1e-5
+    )
     inside = (returns[0] - 0.5, returns[0] + 0.5)
     share = sum(not inside[0] <= x <= inside[1] for x in returns) / len(returns)
     bins = {"value_loss": "hl_gauss", "value_range": list(inside)}
     assert measured(samples, **bins)["return_outside_share"] == pytest.approx(share, abs=1e-6)
 
 
-def test_a_perfect_critic_explains_all_a_constant_nothing_and_equal_returns_have_nothing_to_explain() -> None:
+def test_a_perfect_critic_explains_all_a_constant_nothing_and_equal_returns_have_nothing_to_explain() -> (
+    None
+):
     def explained(values: list[float], rewards: list[float]) -> float:
         pairs = zip(values, rewards, strict=True)
-        samples = [turn(k, 0, [value], reward, terminated=True) for k, (value, reward) in enumerate(pairs)]
+        samples = [
+            turn(k, 0, [value], reward, terminated=True) for k, (value, reward) in enumerate(pairs)
+        ]
         return measured(samples)["explained_variance"]
 
     rewards = [0.0, 1.0, 0.5]

@@ -1,4 +1,5 @@
-"""docs/vectors, which other projects can run too, is what the plain definitions compute; other tests compare ours."""
+"""docs/vectors, which other projects can run too, is what the plain definitions compute; other
+tests compare ours."""
 
 import json
 from typing import Any

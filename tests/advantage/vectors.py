@@ -1,8 +1,10 @@
-"""Writes docs/vectors/*.json: inputs and expected outputs of the formulas, for other projects and for ours.
+"""Writes docs/vectors/*.json: inputs and expected outputs of the formulas, for other projects and
+for ours.
 
     python -m tests.advantage.vectors
 
-The definitions are plain Python, one number at a time. The tests of each formula compare ours with them.
+The definitions are plain Python, one number at a time. The tests of each formula compare ours with
+them.
 """
 
 import json
@@ -19,10 +21,13 @@ FOLDER = Path(__file__).parents[2] / "docs" / "vectors"
 DISCOUNTS = {"gamma_step": 0.99, "lambda_step": 0.95, "gamma_token": 0.999, "lambda_token": 0.9}
 
 
-def gae_case(rng: random.Random, turns: int, ends: str, notes: bool = False, **discounts: float) -> dict[str, Any]:
+def gae_case(
+    rng: random.Random, turns: int, ends: str, notes: bool = False, **discounts: float
+) -> dict[str, Any]:
     case: dict[str, Any] = {**DISCOUNTS, **discounts}
     case["turns"] = [
-        {"values": [rng.gauss(0, 1) for _ in range(rng.randint(1, 5))], "reward": rng.gauss(0, 1)} for _ in range(turns)
+        {"values": [rng.gauss(0, 1) for _ in range(rng.randint(1, 5))], "reward": rng.gauss(0, 1)}
+        for _ in range(turns)
     ]
     if notes:
         for k, turn in enumerate(case["turns"]):
@@ -30,26 +35,35 @@ def gae_case(rng: random.Random, turns: int, ends: str, notes: bool = False, **d
     case["bootstrap_value"] = 0.0 if ends == "terminated" else rng.gauss(0, 1)
     case["advantages"] = advantages(case)
     pairs = zip(case["advantages"], case["turns"], strict=True)
-    case["returns"] = [[a + v for a, v in zip(row, turn["values"], strict=True)] for row, turn in pairs]
+    case["returns"] = [
+        [a + v for a, v in zip(row, turn["values"], strict=True)] for row, turn in pairs
+    ]
     return case
 
 
 def advantages(case: dict[str, Any]) -> list[list[float]]:
-    """GAE over the model's tokens alone: the last token of a turn is followed by the first one of the next turn."""
+    """GAE over the model's tokens alone: the last token of a turn is followed by the first one of
+    the next turn."""
     discounts: dict[str, Any] = {name: case[name] for name in DISCOUNTS}
     if "alpha" in case:
         discounts["lambda_token"] = lambda tokens: max(0.0, 1 - 1 / (case["alpha"] * tokens))
     turns: dict[int, Turn] = {}
     for k, turn in enumerate(case["turns"]):
         no_costs, moves = [0.0] * len(turn["values"]), turn.get("environment_moves", True)
-        turns[k] = Turn(turn["values"], no_costs, turn["reward"], k + 1, case["bootstrap_value"], moves)
+        turns[k] = Turn(
+            turn["values"], no_costs, turn["reward"], k + 1, case["bootstrap_value"], moves
+        )
     found = brute_force(turns, **discounts)
     return [found[k] for k in turns]
 
 
 def gae_cases(seed: int, notes: bool = False, **discounts: float) -> list[dict[str, Any]]:
     rng = random.Random(seed)
-    return [gae_case(rng, turns, ends, notes, **discounts) for turns in (1, 2, 4) for ends in ("terminated", "cut")]
+    return [
+        gae_case(rng, turns, ends, notes, **discounts)
+        for turns in (1, 2, 4)
+        for ends in ("terminated", "cut")
+    ]
 
 
 def dis_case(rng: random.Random, low: float, high: float) -> dict[str, Any]:
@@ -61,11 +75,22 @@ def dis_case(rng: random.Random, low: float, high: float) -> dict[str, Any]:
     return {**inputs, "masked": [not k for k in kept], "gradients": gradient}
 
 
-def hl_gauss_case(rng: random.Random, low: float, high: float, bins: int, sigma: float) -> dict[str, Any]:
+def hl_gauss_case(
+    rng: random.Random, low: float, high: float, bins: int, sigma: float
+) -> dict[str, Any]:
     span, centres = high - low, hl_gauss_centres(low, high, bins)
     returns = (low - span, low, low + 0.37 * span, high, high + 0.1 * span)
-    tokens = [hl_gauss_token(low, high, bins, sigma, y, [rng.gauss(0, 1) for _ in centres]) for y in returns]
-    return {"value_range": [low, high], "value_bins": bins, "value_sigma": sigma, "centres": centres, "tokens": tokens}
+    tokens = [
+        hl_gauss_token(low, high, bins, sigma, y, [rng.gauss(0, 1) for _ in centres])
+        for y in returns
+    ]
+    return {
+        "value_range": [low, high],
+        "value_bins": bins,
+        "value_sigma": sigma,
+        "centres": centres,
+        "tokens": tokens,
+    }
 
 
 def hl_gauss_centres(low: float, high: float, bins: int) -> list[float]:
@@ -76,7 +101,8 @@ def hl_gauss_centres(low: float, high: float, bins: int) -> list[float]:
 def hl_gauss_token(
     low: float, high: float, bins: int, sigma: float, y: float, logits: Sequence[float]
 ) -> dict[str, Any]:
-    """Targets, loss, gradient and value, one bin at a time: 2.5 bins of padding, a clamped return."""
+    """Targets, loss, gradient and value, one bin at a time: 2.5 bins of padding, a clamped
+    return."""
     width, centres = (high - low) / (bins - 6), hl_gauss_centres(low, high, bins)
     normal = NormalDist(min(max(y, low), high), sigma * width)
     mass = [normal.cdf(z + width / 2) - normal.cdf(z - width / 2) for z in centres]
@@ -106,9 +132,9 @@ def vectors() -> dict[str, dict[str, Any]]:
     """Everything that the files hold, by their names."""
     rng = random.Random(7)
     about_gae = (
-        "GAE over the model's tokens alone; observation tokens between turns have neither value nor advantage. "
-        "values[j] is V before token j, reward is paid at a turn's last token, and bootstrap_value is V after the last "
-        "turn."
+        "GAE over the model's tokens alone; observation tokens between turns have neither value "
+        "nor advantage. values[j] is V before token j, reward is paid at a turn's last token, and "
+        "bootstrap_value is V after the last turn."
     )
     return {
         "skip_observation_gae": {
@@ -116,7 +142,8 @@ def vectors() -> dict[str, dict[str, Any]]:
             "cases": gae_cases(1) + gae_cases(2, gamma_token=1.0, lambda_token=1.0),
         },
         "length_adaptive_lambda": {
-            "about": about_gae + " lambda_token of a turn with n tokens is max(0, 1 - 1 / (alpha n)).",
+            "about": about_gae
+            + " lambda_token of a turn with n tokens is max(0, 1 - 1 / (alpha n)).",
             "cases": gae_cases(3, alpha=1.5) + gae_cases(4, alpha=0.5, lambda_step=1.0),
         },
         "compaction_credit": {
@@ -132,12 +159,18 @@ def vectors() -> dict[str, dict[str, Any]]:
         "hl_gauss": {
             "about": "HL-Gauss. The centres reach 2.5 bins beyond value_range, and returns are clamped to value_range. "
             "gradient is that of the loss with respect to the logits.",
-            "cases": [hl_gauss_case(rng, 0.0, 1.0, 51, 0.75), hl_gauss_case(rng, -6.0, 20.0, 21, 0.5)],
+            "cases": [
+                hl_gauss_case(rng, 0.0, 1.0, 51, 0.75),
+                hl_gauss_case(rng, -6.0, 20.0, 21, 0.5),
+            ],
         },
         "first_token_weight": {
             "about": "The value loss of one sample whose trained runs are turns: a mean over trained tokens, in which "
             "each run's first token is weighted and the denominator is not.",
-            "cases": [first_token_case(rng, [1, 1, 1], 3.0), first_token_case(rng, [0, 1, 1, 0, 0, 1, 1, 1], 2.0)],
+            "cases": [
+                first_token_case(rng, [1, 1, 1], 3.0),
+                first_token_case(rng, [0, 1, 1, 0, 0, 1, 1, 1], 2.0),
+            ],
         },
     }
 

@@ -11,9 +11,17 @@ from benchmarks.conversations import as_chains, as_skyrl, as_slime, as_turns, di
 
 
 def turn(prompt: list[int], response: list[int], *said: str) -> dict[str, Any]:
-    """A turn whose messages alternate between user and assistant; the last of `said` is the response."""
-    messages = [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(said)]
-    return {"prompt": prompt, "response": response, "messages": messages[:-1], "answer": messages[-1]}
+    """A turn whose messages alternate between user and assistant; the last of `said` is the
+    response."""
+    messages = [
+        {"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(said)
+    ]
+    return {
+        "prompt": prompt,
+        "response": response,
+        "messages": messages[:-1],
+        "answer": messages[-1],
+    }
 
 
 MAIN = [turn([1, 2], [3, 4], "go", "a"), turn([1, 2, 3, 4, 5], [6], "go", "a", "more", "b")]
@@ -23,7 +31,11 @@ REWRITTEN = [MAIN[0], turn([1, 2, 7, 5], [6], "go", "A", "more", "b")]
 
 
 def test_each_rule_counts_what_it_trains() -> None:
-    assert distinct_tokens(MAIN) == 6 and distinct_tokens(INTERRUPTED) == 8 and distinct_tokens(REWRITTEN) == 7
+    assert (
+        distinct_tokens(MAIN) == 6
+        and distinct_tokens(INTERRUPTED) == 8
+        and distinct_tokens(REWRITTEN) == 7
+    )
     assert as_chains(MAIN) == as_skyrl(MAIN) == ([6], 3)
     assert as_turns(MAIN) == ([4, 6], 3)
     assert as_chains(INTERRUPTED) == ([6, 2], 4), "a request of its own does not end the chain"
@@ -38,9 +50,13 @@ def test_slimes_manager_trains_no_response_that_was_rewritten() -> None:
     assert as_slime(REWRITTEN) == ([5], 1)
 
 
-def test_a_row_for_each_recording_and_rule(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_for_each_recording_and_rule(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("slime.agent.trajectory")
-    (tmp_path / "made_up.jsonl").write_text("".join(json.dumps(turn) + "\n" for turn in INTERRUPTED))
+    (tmp_path / "made_up.jsonl").write_text(
+        "".join(json.dumps(turn) + "\n" for turn in INTERRUPTED)
+    )
     monkeypatch.setattr(sys, "argv", ["conversations", str(tmp_path / "made_up.jsonl")])
     main()
     rows = capsys.readouterr().out.splitlines()

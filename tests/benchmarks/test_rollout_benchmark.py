@@ -40,7 +40,8 @@ def finish(engine: Engine, requests: list[Request]) -> list[tuple[int, float]]:
 
 def test_places_limit_what_runs_at_once_and_waiting_requests_are_prefilled_first() -> None:
     engine, requests = started(3, 5, 2)
-    # A prefill of 0.5 s gives the first token. The second prefill delays the request that is still running.
+    # A prefill of 0.5 s gives the first token. The second prefill delays the request that is still
+    # running.
     assert finish(engine, requests) == [(0, 3.0), (2, 3.0 + 0.5 + 1.0), (1, 5.5)]
     assert engine.tokens == 10
 
@@ -110,7 +111,9 @@ def run(folder: Path, *loops: str, processes: int = 1) -> list[dict[str, Any]]:
 OURS = ("lock-step", "fixed", "per-env", "continuous", "continue", "continuous-async")
 
 
-@pytest.mark.parametrize("loops", [("fixed", "continue"), pytest.param(OURS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loops", [("fixed", "continue"), pytest.param(OURS, marks=pytest.mark.slow)]
+)
 def test_every_loop_of_ours_plays_its_batches(tmp_path: Path, loops: tuple[str, ...]) -> None:
     rows = run(tmp_path, *loops)
     assert [row["loop"] for row in rows] == list(loops)
@@ -124,7 +127,9 @@ def test_every_loop_of_ours_plays_its_batches(tmp_path: Path, loops: tuple[str, 
 @pytest.mark.slow
 def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: Path) -> None:
     (row,) = run(tmp_path, "fixed", processes=2)
-    assert row["played_turns"] == 16 and row["players_cpu_ms_per_turn"] > 0 < row["share_of_saturated"]
+    assert (
+        row["played_turns"] == 16 and row["players_cpu_ms_per_turn"] > 0 < row["share_of_saturated"]
+    )
 
 
 def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""What the embedded tests share: a tiny random policy with its own tokenizer, and a server over it."""
+"""What the embedded tests share: a tiny random policy with its own tokenizer, and a server over
+it."""
 
 import random
 from argparse import Namespace
@@ -20,7 +21,11 @@ from slime_verlog import merge, read_settings
 from tests.fixtures.warm_python import warm_engines
 
 ROOT = Path(__file__).parents[2]
-TEXTS = ("a wall 2 steps forward\na red ball 1 step left", "go to the red ball", "turn left go forward turn right") * 4
+TEXTS = (
+    "a wall 2 steps forward\na red ball 1 step left",
+    "go to the red ball",
+    "turn left go forward turn right",
+) * 4
 SIZE = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
 SHAPE = {
     "vocab_size": 384,
@@ -31,7 +36,11 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
-WARM = {"episodes": 2, "epochs": 1, "size": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64}}
+WARM = {
+    "episodes": 2,
+    "epochs": 1,
+    "size": {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 2, "ffn": 64},
+}
 """Fields of `WarmStart` for a run far too short to learn."""
 QUICKSTART = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
 
@@ -56,7 +65,9 @@ def sharpen(model: Any, scale: float = 6.0) -> Any:
     """Make a random model opinionated, so that tests on its choices are not tests on ties."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(scale) if parameter.dim() > 1 else parameter.add_(0.1 * torch.randn_like(parameter))
+            parameter.mul_(scale) if parameter.dim() > 1 else parameter.add_(
+                0.1 * torch.randn_like(parameter)
+            )
     return model
 
 
@@ -95,13 +106,20 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> P
 
 @pytest.fixture(scope="module")
 def server(policy_folder: Path) -> Iterator[EngineServer]:
-    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=8)) as running:
+    with EngineServer(
+        EngineOptions(model_path=str(policy_folder), max_running_requests=8)
+    ) as running:
         yield running
 
 
 def trainer_args(**overrides: Any) -> Any:
     """slime's flags with the embedded defaults, and the YAML's keys with theirs."""
-    small = {"hf_checkpoint": "policy", "global_batch_size": 4, "num_critic_only_steps": 0, "max_tokens_per_gpu": 256}
+    small = {
+        "hf_checkpoint": "policy",
+        "global_batch_size": 4,
+        "num_critic_only_steps": 0,
+        "max_tokens_per_gpu": 256,
+    }
     return Namespace(
         **{
             **read_settings(EmbeddedFlags, small).model_dump(),
@@ -115,12 +133,17 @@ def trainer_args(**overrides: Any) -> Any:
 
 
 def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str, Any]:
-    """Train data as the converter gives it: two episodes, the first cut and bootstrapped, the second terminated."""
+    """Train data as the converter gives it: two episodes, the first cut and bootstrapped, the
+    second terminated."""
     rng = random.Random(seed)
-    data: dict[str, list[Any]] = {key: [] for key in ("tokens", "response_lengths", "loss_masks", "rewards")}
+    data: dict[str, list[Any]] = {
+        key: [] for key in ("tokens", "response_lengths", "loss_masks", "rewards")
+    }
     rows, groups, log_probs = [], [], []
 
-    def add(prompt: int, answer: list[int], mask: int, group: int, row: TurnRow, reward: float) -> None:
+    def add(
+        prompt: int, answer: list[int], mask: int, group: int, row: TurnRow, reward: float
+    ) -> None:
         data["tokens"].append([rng.randrange(250) for _ in range(prompt)] + answer)
         data["response_lengths"].append(len(answer))
         data["loss_masks"].append([mask] * len(answer))
@@ -134,7 +157,14 @@ def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str,
         length, reward, last = rng.randrange(1, 9), rng.choice([-0.1, 0.0, 1.0]), turn == turns - 1
         segment, index = divmod(turn, half)
         row = TurnRow(segment, index, TurnKind.TURN, last, False, (TurnSpan(0, length, reward),))
-        add(rng.randrange(5, 30), [rng.randrange(250) for _ in range(length)], 1, 100 + turn, row, reward)
+        add(
+            rng.randrange(5, 30),
+            [rng.randrange(250) for _ in range(length)],
+            1,
+            100 + turn,
+            row,
+            reward,
+        )
     add(17, [dummy], 0, 100 + half - 1, TurnRow(0, half, TurnKind.BOOTSTRAP), 0.0)
     totals: dict[int, int] = {}
     for group, mask in zip(groups, data["loss_masks"], strict=True):
@@ -154,7 +184,12 @@ def small(tmp_path: Path) -> dict[str, Any]:
     """What a study of tiny runs shares, as its YAML file would say it."""
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(merge(QUICKSTART, {"env": {"max_steps": 5}, "n_env": 4})))
-    flags = {"rollout_batch_size": 8, "global_batch_size": 4, "rollout_max_response_len": 6, "num_critic_only_steps": 1}
+    flags = {
+        "rollout_batch_size": 8,
+        "global_batch_size": 4,
+        "rollout_max_response_len": 6,
+        "num_critic_only_steps": 1,
+    }
     return {
         "name": "tiny",
         "question": "Which?",

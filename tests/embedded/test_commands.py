@@ -1,4 +1,5 @@
-"""Every command reports a mistake as one sentence on stderr, without a traceback, and exits with code 1."""
+"""Every command reports a mistake as one sentence on stderr, without a traceback, and exits with
+code 1."""
 
 from pathlib import Path
 
@@ -14,8 +15,14 @@ MISTAKES = {
         ["embedded.quickstart", "--config", "missing.yaml"],
         "YAML: missing.yaml cannot be read",
     ),
-    "nothing to begin with": (["embedded.quickstart", "--demonstrations", "0"], "--demonstrations 0 needs --model"),
-    "a study's budget": (["embedded.studies.run", "memory", "--updates", "0"], "updates must be at least 1, got 0"),
+    "nothing to begin with": (
+        ["embedded.quickstart", "--demonstrations", "0"],
+        "--demonstrations 0 needs --model",
+    ),
+    "a study's budget": (
+        ["embedded.studies.run", "memory", "--updates", "0"],
+        "updates must be at least 1, got 0",
+    ),
     "a folder without a model": (
         ["embedded.engine.server", "--model-path", "missing"],
         "'missing' is not a model folder",
@@ -33,7 +40,9 @@ def test_a_mistake_ends_in_one_sentence(mistake: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("out/*.*"))
 
 
-def test_a_model_that_the_hub_does_not_have_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_the_hub_does_not_have_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

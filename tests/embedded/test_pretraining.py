@@ -1,4 +1,5 @@
-"""Value pretraining on one machine: a run that trains the critic alone, and PPO that starts from what it saved."""
+"""Value pretraining on one machine: a run that trains the critic alone, and PPO that starts from
+what it saved."""
 
 import json
 import re
@@ -43,12 +44,18 @@ def pretraining_flags(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def pretrained(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, recorder = tmp_path_factory.mktemp("pretrained"), Recorder()
-    args = maker(policy_folder, folder)({"value_pretraining": ANY}, **pretraining_flags(folder / "critic"))
+    args = maker(policy_folder, folder)(
+        {"value_pretraining": ANY}, **pretraining_flags(folder / "critic")
+    )
     with warm_engines():
         train(args, recorder)
     *collecting, (_, last) = recorder.updates
-    assert [row["warmup/kept_turns"] for _, row in recorder.updates] == [12.0 * k for k in range(1, BATCHES + 1)]
-    assert not any("critic/value_loss" in row for _, row in collecting), "nothing trains while turns are collected"
+    assert [row["warmup/kept_turns"] for _, row in recorder.updates] == [
+        12.0 * k for k in range(1, BATCHES + 1)
+    ]
+    assert not any("critic/value_loss" in row for _, row in collecting), (
+        "nothing trains while turns are collected"
+    )
     assert last["critic/passes"] <= 3 and "critic/held_out_explained_variance" in last
     return folder / "critic"
 
@@ -75,10 +82,14 @@ def test_ppo_starts_from_the_saved_critic_value_head_included(make: Any, saved: 
     )
 
 
-def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(make: Any, saved: Path, tmp_path: Path) -> None:
+def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(
+    make: Any, saved: Path, tmp_path: Path
+) -> None:
     used = json.loads((saved / "slime_verlog_seeds.json").read_text())
     state = read_state(checkpoint_path(str(saved), BATCHES - 1))
-    assert used["first"] == 0 and used["next"] == max(slot["next_episode"] for slot in state.slots) > 4
+    assert (
+        used["first"] == 0 and used["next"] == max(slot["next_episode"] for slot in state.slots) > 4
+    )
     folder = tmp_path / "ppo"
     flags = {"num_rollout": 1, "num_critic_only_steps": 0, "save": str(folder)}
     train(make(ANY_SCORE, **flags, critic_load=str(saved)), Recorder())
@@ -91,7 +102,9 @@ def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(make: Any
 def episode_seeds(folder: Path) -> list[int]:
     """Seeds of the live episodes of the first checkpoint, in order."""
     state = read_state(checkpoint_path(str(folder), 0))
-    return sorted(slot["episode"]["spec"]["metadata"]["seed"] for slot in state.slots if slot["episode"])
+    return sorted(
+        slot["episode"]["spec"]["metadata"]["seed"] for slot in state.slots if slot["episode"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,9 +135,12 @@ def test_the_saved_critic_says_what_it_learned_and_ppo_refuses_one_that_explains
     assert re.fullmatch(r"[0-9a-f]{16}", record["data"]) and record["explained_variance"] <= 1
     limit = record["explained_variance"] + 0.01
     with pytest.raises(
-        ConfigError, match="of the variance of held-out returns, not above.*pretrain it on more batches"
+        ConfigError,
+        match="of the variance of held-out returns, not above.*pretrain it on more batches",
     ):
-        PpoTrainer(make({"value_pretraining": {"least_explained_variance": limit}}, critic_load=str(saved)))
+        PpoTrainer(
+            make({"value_pretraining": {"least_explained_variance": limit}}, critic_load=str(saved))
+        )
     with pytest.raises(ConfigError, match="which would start untrained"):
         PpoTrainer(make({**ANY_SCORE, **BINS}, critic_load=str(saved)))
 
@@ -133,31 +149,54 @@ def test_a_pretrained_critic_with_bins_gives_ppo_its_head_and_a_range_without_th
     make: Any, tmp_path: Path, caplog: Any
 ) -> None:
     recorder = Recorder()
-    train(make({"value_pretraining": ANY, **BINS}, **pretraining_flags(tmp_path / "critic")), recorder)
+    train(
+        make({"value_pretraining": ANY, **BINS}, **pretraining_flags(tmp_path / "critic")), recorder
+    )
     assert "critic/value_clipfrac" not in recorder.updates[-1][1]
     trainer = PpoTrainer(make(ANY_SCORE, critic_load=str(tmp_path / "critic")))
     assert trainer.critic.output_layer.weight.shape[0] == BINS["value_bins"]
     assert trainer.args.value_range == (5.0, 6.0)
-    warned = [record.getMessage() for record in caplog.records if "return_outside_share" in record.getMessage()]
-    assert len(warned) == 1 and f"is 1 in rollout {BATCHES - 1}, and healthy is 0 to 0.01" in warned[0]
+    warned = [
+        record.getMessage()
+        for record in caplog.records
+        if "return_outside_share" in record.getMessage()
+    ]
+    assert (
+        len(warned) == 1 and f"is 1 in rollout {BATCHES - 1}, and healthy is 0 to 0.01" in warned[0]
+    )
 
 
 def test_a_critic_that_explains_nothing_is_not_saved(make: Any, tmp_path: Path) -> None:
     settings = {**ANY, "least_explained_variance": 1.0}
     with pytest.raises(PretrainingError, match="collect more batches"):
-        train(make({"value_pretraining": settings}, **pretraining_flags(tmp_path / "critic")), Recorder())
+        train(
+            make({"value_pretraining": settings}, **pretraining_flags(tmp_path / "critic")),
+            Recorder(),
+        )
     assert not (tmp_path / "critic").exists()
 
 
 def test_one_command_pretrains_the_critic_and_then_trains_the_policy(tmp_path: Path) -> None:
-    """`slime-verlog train --set value_pretraining.batches=4`: both runs start from the policy after imitation."""
+    """`slime-verlog train --set value_pretraining.batches=4`: both runs start from the policy after
+    imitation."""
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-    keys = merge(QUICKSTART, {"n_env": 4, "eval": {"episodes": 2}, "env": {"max_steps": 5}, "value_pretraining": ANY})
+    keys = merge(
+        QUICKSTART,
+        {"n_env": 4, "eval": {"episodes": 2}, "env": {"max_steps": 5}, "value_pretraining": ANY},
+    )
     config, out = tmp_path / "small.yaml", tmp_path / "out"
     config.write_text(yaml.safe_dump(keys))
-    flags: dict[str, Any] = {"rollout_batch_size": 16, "global_batch_size": 4, "rollout_max_response_len": 6}
+    flags: dict[str, Any] = {
+        "rollout_batch_size": 16,
+        "global_batch_size": 4,
+        "rollout_max_response_len": 6,
+    }
     summary = run_seed(3, out, str(config), 2, read_settings(WarmStart, WARM), **flags)
-    assert (summary["updates"], summary["actor_updates"]) == (2, 2), "no update of PPO is left to the critic alone"
+    assert (summary["updates"], summary["actor_updates"]) == (2, 2), (
+        "no update of PPO is left to the critic alone"
+    )
     assert read_rows(out / "critic" / "metrics.jsonl")[-2]["turns"] == 16 * BATCHES
-    assert yaml.safe_load((out / "config.yaml").read_text())["value_pretraining"] == {"least_explained_variance": None}
+    assert yaml.safe_load((out / "config.yaml").read_text())["value_pretraining"] == {
+        "least_explained_variance": None
+    }
     assert json.loads((out / "critic" / "latest.json").read_text()) == {"rollout_id": BATCHES - 1}

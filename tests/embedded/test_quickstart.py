@@ -36,7 +36,9 @@ def test_a_run_writes_summary_and_metrics(tmp_path: Path) -> None:
     assert summary["wall_time_s"] > 0 and 0 <= summary["valid_action_ratio_after"] <= 1
     assert not list(out.glob(".*"))
     for page in ("quickstart", "studies"):  # name every file, and no other
-        table = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
+        table = re.findall(
+            r"^\| (`.+?`) \|", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE
+        )
         named = {name.strip("/") for cell in table for name in re.findall("`(.+?)`", cell)}
         assert named == {path.name for path in out.iterdir()}, page
 

@@ -1,4 +1,5 @@
-"""The whole loop on one machine: rollout hooks, engine and trainer, with a policy of a few thousand weights."""
+"""The whole loop on one machine: rollout hooks, engine and trainer, with a policy of a few thousand
+weights."""
 
 import json
 from collections.abc import Mapping
@@ -82,28 +83,48 @@ def test_a_run_evaluates_trains_and_evaluates(make: Any) -> None:
         assert metrics["perf/rollout_s"] >= 0 and metrics["perf/train_s"] >= 0
 
 
-def test_a_checkpoint_precedes_every_evaluation_so_that_none_is_lost(make: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_precedes_every_evaluation_so_that_none_is_lost(
+    make: Any, tmp_path: Path
+) -> None:
     saved = []
 
     class Watcher(Recorder):
         def evaluation(self, rollout_id: int, result: Any, weights: Any) -> None:
             latest = tmp_path / "run" / "latest.json"
-            saved.append((rollout_id, json.loads(latest.read_text())["rollout_id"] + 1 if latest.exists() else 0))
+            saved.append(
+                (
+                    rollout_id,
+                    json.loads(latest.read_text())["rollout_id"] + 1 if latest.exists() else 0,
+                )
+            )
 
-    train(make(num_rollout=3, eval_interval=2, save_interval=9, save=str(tmp_path / "run")), Watcher())
+    train(
+        make(num_rollout=3, eval_interval=2, save_interval=9, save=str(tmp_path / "run")), Watcher()
+    )
     assert saved == [(0, 0), (2, 2), (3, 3)]
 
 
 def test_slots_play_on_while_the_trainer_works(make: Any) -> None:
-    """Continuous batches with DIS and two critic passes: turns are at most one update old, and some are."""
+    """Continuous batches with DIS and two critic passes: turns are at most one update old, and some
+    are."""
     recorder = Recorder()
-    off_policy = {"use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+    off_policy = {
+        "use_rollout_logprobs": True,
+        "eps_clip": 0.3,
+        "eps_clip_high": 5.0,
+        "eps_clip_c": None,
+    }
     keys = {"policy_loss": "dis", "critic_updates": 2, "turn_quota": "global"}
     path = "rollout.continuous.generate_rollout"
-    train(make(keys, eval_interval=2, num_rollout=6, rollout_function_path=path, **off_policy), recorder)
+    train(
+        make(keys, eval_interval=2, num_rollout=6, rollout_function_path=path, **off_policy),
+        recorder,
+    )
     assert [number for number, _ in recorder.updates] == list(range(6))
     stale = [metrics["turn/staleness_max"] for _, metrics in recorder.updates]
-    assert max(stale) == 1.0 and all(metrics["rollout/turns"] == 12 for _, metrics in recorder.updates)
+    assert max(stale) == 1.0 and all(
+        metrics["rollout/turns"] == 12 for _, metrics in recorder.updates
+    )
     assert all("actor/dis_ess" in metrics for _, metrics in recorder.updates[1:])
 
 
@@ -112,7 +133,10 @@ def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:
     for run in runs:
         train(make(num_rollout=1), run)
     first, second = (
-        [(sample.reward, sample.metadata["story"]) for sample in run.evaluations[0][1].data["count"]["samples"]]
+        [
+            (sample.reward, sample.metadata["story"])
+            for sample in run.evaluations[0][1].data["count"]["samples"]
+        ]
         for run in runs
     )
     assert first == second
@@ -123,7 +147,11 @@ def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:
     [
         ({}, {"critic_rl": 1.0}, "unknown key 'critic_rl'; did you mean 'critic_lr'?"),
         ({}, {"lr": 0}, "lr must be greater than 0, got 0"),
-        ({}, {"use_kl_loss": True, "kl_loss_coef": 0.1}, "kl_coef 0.001 and use_kl_loss charge the same KL twice"),
+        (
+            {},
+            {"use_kl_loss": True, "kl_loss_coef": 0.1},
+            "kl_coef 0.001 and use_kl_loss charge the same KL twice",
+        ),
         (
             {},
             {"rollout_function_path": "embedded.whole_episodes.generate_turns"},
@@ -131,7 +159,11 @@ def test_one_policy_is_evaluated_alike_every_time(make: Any) -> None:
         ),
         ({}, {"advantage_estimator": "grpo"}, "--advantage-estimator grpo trains no critic"),
         (RLOO, {"advantage_estimator": "ppo"}, "--advantage-estimator ppo trains a critic that"),
-        (RLOO, {"kl_coef": 0.01}, "--kl-coef 0.01: without a critic, charge KL with --use-kl-loss --kl-loss-coef"),
+        (
+            RLOO,
+            {"kl_coef": 0.01},
+            "--kl-coef 0.01: without a critic, charge KL with --use-kl-loss --kl-loss-coef",
+        ),
     ],
     ids=str,
 )
@@ -143,11 +175,17 @@ def test_a_wrong_flag_is_refused_in_the_words_of_the_yaml(
     assert str(caught.value).startswith(sentence)
 
 
-def test_the_estimator_of_the_page_about_changes_can_be_used_as_printed(make: Any, tmp_path: Path) -> None:
+def test_the_estimator_of_the_page_about_changes_can_be_used_as_printed(
+    make: Any, tmp_path: Path
+) -> None:
     page = (Path(__file__).parents[2] / "docs" / "change_one_thing.md").read_text()
     path = tmp_path / "my_estimators.py"
     path.write_text(page.split("```python\n")[2].split("```")[0])
-    flags = {"rollout_batch_size": 2, "global_batch_size": 4, "custom_advantage_function_path": f"{path}:clipped"}
+    flags = {
+        "rollout_batch_size": 2,
+        "global_batch_size": 4,
+        "custom_advantage_function_path": f"{path}:clipped",
+    }
     recorder = Recorder()
     train(make(RLOO, num_rollout=1, **flags), recorder)
     assert recorder.updates[0][1]["train/actor_trains"] == 1
@@ -155,7 +193,9 @@ def test_the_estimator_of_the_page_about_changes_can_be_used_as_printed(make: An
 
 def test_cut_episodes_are_not_compared(make: Any) -> None:
     recorder = Recorder()
-    with pytest.raises(ConfigError, match=r"embedded\.whole_episodes\.generate_rollout on one machine"):
+    with pytest.raises(
+        ConfigError, match=r"embedded\.whole_episodes\.generate_rollout on one machine"
+    ):
         train(make(RLOO, rollout_function_path="rollout.fixed_turn.generate_rollout"), recorder)
     assert recorder.updates == recorder.evaluations == []
 
@@ -178,7 +218,8 @@ def test_an_infinite_loss_stops_the_run_before_it_is_trained_on(make: Any, tmp_p
     recorder, path = Recorder(), tmp_path / "rich.py"
     path.write_text(RICH)
     with pytest.raises(
-        NonFiniteLossError, match="value_loss is inf in rollout 0, so training stops: scale the rewards"
+        NonFiniteLossError,
+        match="value_loss is inf in rollout 0, so training stops: scale the rewards",
     ):
         train(make({"rollout_interaction_env_path": str(path)}, num_rollout=3), recorder)
     assert recorder.updates == []

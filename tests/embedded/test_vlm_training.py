@@ -1,4 +1,5 @@
-"""easy-vqa end to end on a CPU: pictures, several turns, the embedded engine with a tiny VLM, samples that train."""
+"""easy-vqa end to end on a CPU: pictures, several turns, the embedded engine with a tiny VLM,
+samples that train."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,13 +28,17 @@ from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.vision import processor, save_tiny_vlm, tiny_vlm
 
-pytest.importorskip("easy_vqa", reason="easy-vqa is not installed; pip install easy-vqa==1.0 enables this test")
+pytest.importorskip(
+    "easy_vqa", reason="easy-vqa is not installed; pip install easy-vqa==1.0 enables this test"
+)
 
 CONFIG = Path(__file__).parents[2] / "custom_configs" / "easy_vqa.yaml"
 
 
 @pytest.fixture(scope="module", params=["qwen3_vl", "qwen3_5"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineServer]:
     folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"), request.param)
     with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
         yield running
@@ -42,7 +47,12 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def arguments(folder: Path, server: EngineServer, **more: Any) -> Any:
     config = yaml.safe_load(CONFIG.read_text())
     read_settings(RolloutSettings, config)
-    config |= {"hf_checkpoint": server.engine.model_path, "n_env": 3, "rollout_max_response_len": 12, **more}
+    config |= {
+        "hf_checkpoint": server.engine.model_path,
+        "n_env": 3,
+        "rollout_max_response_len": 12,
+        **more,
+    }
     config |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
     return rollout_args(folder, server.port, **config)
 
@@ -53,11 +63,15 @@ def model_of(server: EngineServer) -> Any:
 
 
 def answer_log_probs(server: EngineServer, sample: Sample) -> torch.Tensor:
-    """What a trainer computes: log-probabilities of the response from tokens and pixel tensors alone."""
+    """What a trainer computes: log-probabilities of the response from tokens and pixel tensors
+    alone."""
     ids, own, model = torch.tensor(sample.tokens), server.engine.processor, model_of(server)
-    inputs = forward_inputs(ids, dict(sample.multimodal_train_inputs or {}), model.config.image_token_id)
+    inputs = forward_inputs(
+        ids, dict(sample.multimodal_train_inputs or {}), model.config.image_token_id
+    )
     logits = model(**inputs).logits[0, -sample.response_length - 1 : -1]
-    # The rollout forbids placeholders in answers. A trained model never wants one, a random one does.
+    # The rollout forbids placeholders in answers. A trained model never wants one, a random one
+    # does.
     forbidden = torch.zeros(logits.shape[-1])
     forbidden[list(DeltaEncoder(own.tokenizer, own).placeholder_ids)] = -100.0
     logits = logits + forbidden
@@ -65,7 +79,8 @@ def answer_log_probs(server: EngineServer, sample: Sample) -> torch.Tensor:
 
 
 def assert_trains(server: EngineServer, samples: list[Sample]) -> None:
-    """Engine and trainer agree on every trained token, and a policy gradient reaches eyes and words."""
+    """Engine and trainer agree on every trained token, and a policy gradient reaches eyes and
+    words."""
     model = model_of(server)
     model.zero_grad()
     total = torch.zeros(())
@@ -73,13 +88,19 @@ def assert_trains(server: EngineServer, samples: list[Sample]) -> None:
         mask = torch.tensor(sample.loss_mask, dtype=torch.bool)
         log_probs = answer_log_probs(server, sample)
         served = torch.tensor(sample.rollout_log_probs)
-        assert torch.allclose(log_probs[mask], served[mask], atol=1e-4), "engine and trainer see the same pictures"
+        assert torch.allclose(log_probs[mask], served[mask], atol=1e-4), (
+            "engine and trainer see the same pictures"
+        )
         total = total - (log_probs[mask] * (1.0 + sample.reward)).sum()
     loss = total / sum(sum(sample.loss_mask) for sample in samples)
     assert torch.isfinite(loss)
     loss.backward()
     for part in ("model.visual.", "model.language_model."):
-        gradients = [p.grad for name, p in model.named_parameters() if name.startswith(part) and p.grad is not None]
+        gradients = [
+            p.grad
+            for name, p in model.named_parameters()
+            if name.startswith(part) and p.grad is not None
+        ]
         assert all(torch.isfinite(g).all() for g in gradients), part
         assert sum(float(g.abs().sum()) for g in gradients) > 0, part
     model.zero_grad()
@@ -95,7 +116,9 @@ async def whole_episodes(folder: Path, server: EngineServer, count: int, **more:
         await close_runtimes()
 
 
-async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(tmp_path: Path, server: EngineServer) -> None:
+async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(
+    tmp_path: Path, server: EngineServer
+) -> None:
     samples = await whole_episodes(tmp_path, server, 6)
     rows = [row_of(s) for s in samples]
     assert {len(row.turns) for row in rows} == {3}
@@ -118,6 +141,8 @@ async def test_fixed_turn_batches_train_too(tmp_path: Path, server: EngineServer
         data = convert_samples_to_train_data(args, samples)
     finally:
         await close_runtimes()
-    assert len(turns) == 16 and all(len(s.multimodal_train_inputs["image_grid_thw"]) == 1 for s in turns)
+    assert len(turns) == 16 and all(
+        len(s.multimodal_train_inputs["image_grid_thw"]) == 1 for s in turns
+    )
     assert len(data["multimodal_train_inputs"]) == len(samples)
     assert_trains(server, turns)

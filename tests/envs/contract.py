@@ -1,7 +1,7 @@
 """What every environment must keep, as a list of cases and the fuzzed answers thrown at them.
 
-To put another environment under the contract, add one line to `CASES`. Its options must let an episode end within
-`MOST_TURNS` turns (a small `max_steps` does).
+To put another environment under the contract, add one line to `CASES`. Its options must let an
+episode end within `MOST_TURNS` turns (a small `max_steps` does).
 """
 
 import importlib.util
@@ -35,7 +35,8 @@ class Case:
     seeds_differ: bool = True
     fuzzed_answers: int = 1000
     fuzzed_actions: tuple[str, ...] = ()
-    """What fuzzed answers name where the environment neither lists actions nor accepts its default one."""
+    """What fuzzed answers name where the environment neither lists actions nor accepts its default
+    one."""
 
     def __str__(self) -> str:
         return f"{self.module.removeprefix('envs.')}-{self.task}"
@@ -44,7 +45,10 @@ class Case:
         for name in self.needs:
             if importlib.util.find_spec(name) is None:
                 extras = "envs,mcp,openenv"
-                pytest.skip(f"{self.module} needs {name}; pip install 'slime-verlog[{extras}]' enables this test")
+                pytest.skip(
+                    f"{self.module} needs {name}; pip install 'slime-verlog[{extras}]' enables "
+                    "this test"
+                )
         try:
             return build_env_from(self.module, {"task": self.task, "seed": seed}, self.options)
         except MissingDependencyError as error:
@@ -56,12 +60,23 @@ class Case:
 
 
 TEXT_WORLDS = "tests.envs.textworld.text_worlds"
-_COMMANDS = ("look", "inventory", "go north", "go south", "go east", "go west", "take all", "open chest")
+_COMMANDS = (
+    "look",
+    "inventory",
+    "go north",
+    "go south",
+    "go east",
+    "go west",
+    "take all",
+    "open chest",
+)
 
 _MCP_SERVER = str(Path(__file__).parents[1] / "fixtures" / "mcp_server.py")
 _AGENT = str(Path(__file__).parents[1] / "fixtures" / "agent_program.py")
 _TOOLS = ["tests.envs.tools.toolbox:add", "tests.envs.tools.toolbox:Counter"]
-_MCP = [{"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"], "deterministic": True}}]
+_MCP = [
+    {"mcp": {"command": [sys.executable, _MCP_SERVER], "include": ["add"], "deterministic": True}}
+]
 _SUMS = [{"question": f"What is {k} + {k}?", "answer": str(2 * k)} for k in range(9)]
 _OPENENV = "tests.envs.openenv.openenv_worlds"
 _ANGLES = [{"problem": f"Find the angle beside {k}.", "answer": str(180 - k)} for k in range(9)]
@@ -70,20 +85,39 @@ _GUESSES = ('<tool_call>{"name": "guess", "arguments": {"number": 1}}</tool_call
 _CHORES = ("look", "inventory", "go to drawer 1", "go to shelf 1", "open drawer 1", "help")
 _SLIDES = ("[up]", "[down]", "[left]", "[right]")
 _CELLS = tuple(f"[{row} {column}]" for row in range(5) for column in range(5))
-NETHACK = {"id": "envs.nethack_text:make", "task_kwarg": "task", "describe": "envs.nethack_text:describe"}
+NETHACK = {
+    "id": "envs.nethack_text:make",
+    "task_kwarg": "task",
+    "describe": "envs.nethack_text:describe",
+}
 _BALROG = "tests.envs.balrog_stand_in.as_env"
 
 CASES = [
     Case("envs.babyai", "BabyAI-MixedTrainLocal-v0/goto", needs=("minigrid",)),
     Case("envs.babyai", "errands", {"max_steps": 60}, ("minigrid",), fuzzed_answers=300),
     Case("envs.babyai", "open", needs=("minigrid",), fuzzed_answers=300),
-    Case("envs.babyai", "BossLevel", {"max_steps": 50, "vlm": True}, ("minigrid",), fuzzed_answers=200),
+    Case(
+        "envs.babyai",
+        "BossLevel",
+        {"max_steps": 50, "vlm": True},
+        ("minigrid",),
+        fuzzed_answers=200,
+    ),
     Case("envs.babaisai", "env/two_room-make_you", {"max_steps": 40}),
-    Case("envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=300),
+    Case(
+        "envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=300
+    ),
     Case("envs.crafter", "default", {"max_steps": 300}, ("crafter",), fuzzed_answers=300),
-    Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200),
+    Case(
+        "envs.crafter", "default", {"max_steps": 40, "vlm": True}, ("crafter",), fuzzed_answers=200
+    ),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
-    Case("envs.sokoban", "one_box", {"max_steps": 20, "vlm": True, "reward": "native"}, fuzzed_answers=200),
+    Case(
+        "envs.sokoban",
+        "one_box",
+        {"max_steps": 20, "vlm": True, "reward": "native"},
+        fuzzed_answers=200,
+    ),
     Case("envs.recall", "recall", {"max_steps": 40, "ask_every": 10}),
     Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS, fuzzed_answers=300),
     Case(
@@ -93,7 +127,15 @@ CASES = [
         answers=_COMMANDS,
         fuzzed_answers=200,
     ),
-    Case("envs.textarena", "2048-v0", {"max_steps": 60}, (), _SLIDES, fuzzed_answers=200, fuzzed_actions=_SLIDES),
+    Case(
+        "envs.textarena",
+        "2048-v0",
+        {"max_steps": 60},
+        (),
+        _SLIDES,
+        fuzzed_answers=200,
+        fuzzed_actions=_SLIDES,
+    ),
     Case(
         "envs.textarena",
         "Minesweeper-v0-small",
@@ -104,13 +146,31 @@ CASES = [
         fuzzed_answers=300,
         fuzzed_actions=_CELLS,
     ),
-    Case("tests.fixtures.alfworld_rooms", "all", {"max_steps": 10}, answers=_CHORES, fuzzed_answers=100),
-    Case(_BALROG, "BabyAI-MixedTrainLocal-v0/goto", {"max_steps": 30, "vlm": True}, fuzzed_answers=200),
+    Case(
+        "tests.fixtures.alfworld_rooms",
+        "all",
+        {"max_steps": 10},
+        answers=_CHORES,
+        fuzzed_answers=100,
+    ),
+    Case(
+        _BALROG,
+        "BabyAI-MixedTrainLocal-v0/goto",
+        {"max_steps": 30, "vlm": True},
+        fuzzed_answers=200,
+    ),
     Case(_BALROG, "env/goto_win", {"max_steps": 30}, fuzzed_answers=100),
     Case(_BALROG, "crafter", {"max_steps": 30}, fuzzed_answers=100),
-    Case(_BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=300),
+    Case(
+        _BALROG, "treasure_hunter", {"max_steps": 30}, answers=("right", "look"), fuzzed_answers=300
+    ),
     Case("envs.balrog", "babyai/BabyAI-MixedTrainLocal-v0/goto", fuzzed_answers=200),
-    Case("envs.balrog", "babaisai/env/two_room-make_you", {"max_steps": 40, "vlm": True}, fuzzed_answers=200),
+    Case(
+        "envs.balrog",
+        "babaisai/env/two_room-make_you",
+        {"max_steps": 40, "vlm": True},
+        fuzzed_answers=200,
+    ),
     Case("envs.balrog", "minihack/MiniHack-Corridor-R3-v0", {"max_steps": 40}, fuzzed_answers=300),
     Case("envs.balrog", "nle/NetHackChallenge-v0", {"max_steps": 60}, fuzzed_answers=200),
     Case("envs.gymnasium_text", "corridor", {"id": f"{TEXT_WORLDS}:Corridor", "max_steps": 30}),
@@ -121,8 +181,21 @@ CASES = [
         ("minihack",),
         fuzzed_answers=300,
     ),
-    Case("envs.gymnasium_text", "NetHackScore-v0", {**NETHACK, "max_steps": 60}, ("nle",), fuzzed_answers=200),
-    Case("envs.geo3k", "angles", {"data": _ANGLES}, ("math_verify",), (r"\boxed{3}", "x"), fuzzed_answers=200),
+    Case(
+        "envs.gymnasium_text",
+        "NetHackScore-v0",
+        {**NETHACK, "max_steps": 60},
+        ("nle",),
+        fuzzed_answers=200,
+    ),
+    Case(
+        "envs.geo3k",
+        "angles",
+        {"data": _ANGLES},
+        ("math_verify",),
+        (r"\boxed{3}", "x"),
+        fuzzed_answers=200,
+    ),
     Case(
         "envs.tools",
         "sums",
@@ -139,7 +212,14 @@ CASES = [
         _TOOL_ANSWERS,
         fuzzed_answers=300,
     ),
-    Case(_OPENENV, "guess", {"max_steps": 30, "default_action": "2"}, ("websockets",), ("1", "9"), fuzzed_answers=300),
+    Case(
+        _OPENENV,
+        "guess",
+        {"max_steps": 30, "default_action": "2"},
+        ("websockets",),
+        ("1", "9"),
+        fuzzed_answers=300,
+    ),
     Case(_OPENENV, "tools", {"max_steps": 6}, ("websockets",), _GUESSES, fuzzed_answers=200),
     Case(
         "envs.agent",
@@ -149,7 +229,12 @@ CASES = [
         seeds_differ=False,
         fuzzed_answers=100,
     ),
-    Case("envs.gymnasium_text", "echo", {"id": f"{TEXT_WORLDS}:Echo", "max_steps": 30}, answers=("hello", "end")),
+    Case(
+        "envs.gymnasium_text",
+        "echo",
+        {"id": f"{TEXT_WORLDS}:Echo", "max_steps": 30},
+        answers=("hello", "end"),
+    ),
     Case(
         "tests.envs.harbor.task_folders",
         "count-errors",
@@ -183,8 +268,21 @@ _FORMS = (
     "%s%n%x {0} {obs} \\1 $HOME `id`",
     "<|im_end|>\n<|im_start|>assistant\nACTION: %legal",
     "../../../../etc/passwd",
-    *("ACTION", "ACTION:", "ACTION: %cut", "ACTION %legal", "THINK: so\nACT ION: %legal", "ACTION: %legal\nACTION:"),
-    *("ACTION: [%legal]", "ACTION: %legal, %legal", "Action%legal", "action:%upper", "ACTION: %joined."),
+    *(
+        "ACTION",
+        "ACTION:",
+        "ACTION: %cut",
+        "ACTION %legal",
+        "THINK: so\nACT ION: %legal",
+        "ACTION: %legal\nACTION:",
+    ),
+    *(
+        "ACTION: [%legal]",
+        "ACTION: %legal, %legal",
+        "Action%legal",
+        "action:%upper",
+        "ACTION: %joined.",
+    ),
     *("THINK: %legal %legal", "%printable"),
     *("%legal", "ACTION: %legal", "THINK: fine.\nACTION: %legal") * 3,
 )
@@ -192,13 +290,17 @@ _FORMS = (
 _CONTROL = [chr(code) for code in (*range(32), 127, 0x85, 0x2028, 0x202E, 0xD800, 0xFFFE)]
 
 
-def fuzz(env: BaseInteractionEnv, count: int, seed: int = 0, named: tuple[str, ...] = ()) -> Iterator[str]:
+def fuzz(
+    env: BaseInteractionEnv, count: int, seed: int = 0, named: tuple[str, ...] = ()
+) -> Iterator[str]:
     """Yield `count` answers of every kind, legal ones among them."""
     rng = random.Random(seed)
     actions = list(named or env.actions) or [env.default_action]
     for index in range(count):
         action = rng.choice(actions)
-        if index % 500 == 0:  # a few huge ones are enough to see that nothing grows faster than their length
+        if (
+            index % 500 == 0
+        ):  # a few huge ones are enough to see that nothing grows faster than their length
             yield rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + action
             continue
         texts = {

@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("alfworld", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test")
-pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all")
+pytest.importorskip(
+    "alfworld", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test"
+)
+pytest.importorskip(
+    "fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all"
+)
 
 from envs import alfworld
 from envs.alfworld import list_games, load_game
@@ -34,7 +38,9 @@ NEEDED = {
 }
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 8))]
+)
 @pytest.mark.parametrize("family", alfworld.FAMILIES)
 def test_the_planner_wins_games_of_every_family_by_its_own_means(family: str, seed: int) -> None:
     env = build(family, seed)
@@ -42,15 +48,23 @@ def test_the_planner_wins_games_of_every_family_by_its_own_means(family: str, se
     assert f"Your task is to: {env.mission}." in observation["obs_str"]
     infos = play_expert(env)
     assert all(info["valid_action"] for info in infos)
-    assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (True, False, 1.0)
+    assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (
+        True,
+        False,
+        1.0,
+    )
     assert [info["reward"] for info in infos] == [0.0] * (len(infos) - 1) + [1.0]
     played = [info["executed_action"] for info in infos]
-    assert sum(command.startswith(NEEDED.get(family, "move")) for command in played) >= (2 if "two" in family else 1)
+    assert sum(command.startswith(NEEDED.get(family, "move")) for command in played) >= (
+        2 if "two" in family else 1
+    )
     env.close()
 
 
 @pytest.mark.parametrize("command", ["", "open fridge", "look. look", "go to the moon 1"])
-def test_what_the_game_would_not_accept_now_is_invalid_and_costs_a_turn_of_looking(command: str) -> None:
+def test_what_the_game_would_not_accept_now_is_invalid_and_costs_a_turn_of_looking(
+    command: str,
+) -> None:
     env = build()
     env.reset()
     info = env.step(f"ACTION: {command}")[2]
@@ -64,7 +78,13 @@ def test_remembering_parsed_grammar_changes_no_text(monkeypatch: pytest.MonkeyPa
     def play() -> list[Any]:
         env = build("look_at_obj_in_light", 2)
         seen = [env.reset()]
-        return [*seen, *(env.step(env._now.commands[index * 5 % len(env._now.commands)]) for index in range(8))]
+        return [
+            *seen,
+            *(
+                env.step(env._now.commands[index * 5 % len(env._now.commands)])
+                for index in range(8)
+            ),
+        ]
 
     remembered = play()
     monkeypatch.setattr(textgen, "_parse_and_convert", textgen._parse_and_convert.__wrapped__)
@@ -76,15 +96,29 @@ def data_set(tmp_path: Path) -> Path:
     """A small data set on disk, in ALFWorld's layout."""
     for family in alfworld.FAMILIES[:2]:
         for number in range(2):
-            write_game(tmp_path, "train", f"{family}-Mug-None-Desk-{number}", make_game(family, number))
-    write_game(tmp_path, "valid_unseen", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-9", make_game(alfworld.FAMILIES[0], 9))
+            write_game(
+                tmp_path, "train", f"{family}-Mug-None-Desk-{number}", make_game(family, number)
+            )
+    write_game(
+        tmp_path,
+        "valid_unseen",
+        f"{alfworld.FAMILIES[0]}-Mug-None-Desk-9",
+        make_game(alfworld.FAMILIES[0], 9),
+    )
     unsolvable = {**make_game(alfworld.FAMILIES[0], 5), "solvable": False}
     write_game(tmp_path, "train", f"{alfworld.FAMILIES[0]}-Mug-None-Desk-5", unsolvable)
-    write_game(tmp_path, "train", f"{alfworld.FAMILIES[0]}-MugSliced-None-Desk-6", make_game(alfworld.FAMILIES[0], 6))
+    write_game(
+        tmp_path,
+        "train",
+        f"{alfworld.FAMILIES[0]}-MugSliced-None-Desk-6",
+        make_game(alfworld.FAMILIES[0], 6),
+    )
     return tmp_path
 
 
-def test_games_of_the_data_set_are_played_and_won(data_set: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_games_of_the_data_set_are_played_and_won(
+    data_set: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ALFWORLD_DATA", str(data_set))
     env = build("look_at_obj_in_light", 1, data_path=None)
     observation = env.reset()

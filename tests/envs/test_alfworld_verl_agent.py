@@ -25,7 +25,10 @@ def write_checkout(folder: Path, text: str = TEMPLATES) -> Path:
 
 def test_a_first_prompt_has_no_past_and_help_is_not_listed(tmp_path: Path) -> None:
     templates = load_templates(write_checkout(tmp_path))
-    assert write_prompt(templates, [], "a room", ["help", "look", "wait"]) == "See a room. Do one of 'look'\n 'wait'."
+    assert (
+        write_prompt(templates, [], "a room", ["help", "look", "wait"])
+        == "See a room. Do one of 'look'\n 'wait'."
+    )
 
 
 def test_later_prompts_show_the_task_and_the_last_two_steps(tmp_path: Path) -> None:
@@ -57,8 +60,12 @@ def test_answers_are_read_by_their_tags() -> None:
 
 @pytest.fixture
 def rooms() -> Any:
-    pytest.importorskip("alfworld", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test")
-    pytest.importorskip("fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all")
+    pytest.importorskip(
+        "alfworld", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test"
+    )
+    pytest.importorskip(
+        "fast_downward", reason="ALFWorld needs 'slime-verlog[alfworld]', planner and all"
+    )
     from tests.fixtures import alfworld_rooms
 
     return alfworld_rooms
@@ -68,15 +75,27 @@ def write_data(rooms: Any, folder: Path) -> Path:
     """A split `valid_seen` with two games of each family, one of the first family unsolvable."""
     for number in range(2):
         for family in FAMILIES:
-            game = {**rooms.make_game(family, number), "solvable": (family, number) != (FAMILIES[0], 1)}
+            game = {
+                **rooms.make_game(family, number),
+                "solvable": (family, number) != (FAMILIES[0], 1),
+            }
             rooms.write_game(folder, "valid_seen", f"{family}-Mug-None-Desk-{number}", game)
     for game in folder.rglob("game.tw-pddl"):
-        game.with_name("traj_data.json").write_text(f'{{"task_type": "{game.parts[-3].partition("-")[0]}"}}')
+        game.with_name("traj_data.json").write_text(
+            f'{{"task_type": "{game.parts[-3].partition("-")[0]}"}}'
+        )
     return folder
 
 
-def build(rooms: Any, data: Path, checkout: Path, seed: int, task: str = "all", **options: Any) -> Any:
-    env = {"preset": "verl_agent", "verl_agent": str(checkout), "data_path": str(data), "split": "valid_seen"}
+def build(
+    rooms: Any, data: Path, checkout: Path, seed: int, task: str = "all", **options: Any
+) -> Any:
+    env = {
+        "preset": "verl_agent",
+        "verl_agent": str(checkout),
+        "data_path": str(data),
+        "split": "valid_seen",
+    }
     sample = SimpleNamespace(metadata={"task": task, "seed": seed})
     return rooms.build_env(sample, SimpleNamespace(env={**env, **options}))
 
@@ -85,12 +104,17 @@ def test_the_expert_wins_ten_and_the_last_step_names_the_family(rooms: Any, tmp_
     data, checkout = write_data(rooms, tmp_path / "data"), write_checkout(tmp_path / "checkout")
     env = build(rooms, data, checkout, 1000, "look")
     observation = env.reset()
-    assert env.whole_prompts and env.format_observation(observation)["content"].startswith("See -= Welcome")
+    assert env.whole_prompts and env.format_observation(observation)["content"].startswith(
+        "See -= Welcome"
+    )
     rewards, done, info = [], False, {}
     while not done:
         observation, done, info = env.step(rooms.expert_action(env))
         rewards.append(info["reward"])
-        assert info["valid_action"] and info["executed_action"] in env.format_observation(observation)["content"]
+        assert (
+            info["valid_action"]
+            and info["executed_action"] in env.format_observation(observation)["content"]
+        )
     assert rewards == [0.0] * (len(rewards) - 1) + [10.0]
     assert info["metrics"] == {"success/look_at_obj_in_light": 1.0} and info["terminated"]
 
@@ -100,9 +124,22 @@ def test_an_answer_in_bad_form_is_charged_and_still_played(rooms: Any, tmp_path:
     env = build(rooms, data, checkout, 1000, max_steps=3)
     env.reset()
     observation, _, info = env.step("<action>inventory</action>")
-    assert (info["valid_action"], info["reward"], info["executed_action"]) == (False, -0.1, "inventory")
+    assert (info["valid_action"], info["reward"], info["executed_action"]) == (
+        False,
+        -0.1,
+        "inventory",
+    )
     assert "carrying" in observation["obs_str"]
     observation, _, info = env.step("<think></think><action>fly</action>")
-    assert (info["valid_action"], info["reward"], observation["obs_str"]) == (True, 0.0, "Nothing happens.")
+    assert (info["valid_action"], info["reward"], observation["obs_str"]) == (
+        True,
+        0.0,
+        "Nothing happens.",
+    )
     _, done, info = env.step("look")
-    assert (done, info["truncated"], info["action"], list(info["metrics"].values())) == (True, True, None, [0.0])
+    assert (done, info["truncated"], info["action"], list(info["metrics"].values())) == (
+        True,
+        True,
+        None,
+        [0.0],
+    )

@@ -25,7 +25,8 @@ def build(episode: dict[str, Any], **options: Any) -> Any:
 
 
 def as_recorded(text: str, recorded: str) -> bool:
-    """Whether the text is the recorded one; where BALROG printed an object, whether it shows the level inside."""
+    """Whether the text is the recorded one; where BALROG printed an object, whether it shows the
+    level inside."""
     if "defaultdict" not in recorded:
         return text == recorded
     inside = re.search(r"'long_term_context': (['\"])(.*?)\1, 'short_term_context'", recorded)
@@ -52,13 +53,22 @@ def test_every_recorded_step_of_balrog_is_repeated(file: str) -> None:
         env = build(episode, preset="balrog", **OPTIONS[file])
         text = env.reset()["text"]
         long_term, short_term = episode["initial"]
-        assert as_recorded(text["long_term_context"], long_term) and text["short_term_context"] == short_term
+        assert (
+            as_recorded(text["long_term_context"], long_term)
+            and text["short_term_context"] == short_term
+        )
         assert (env.max_steps, env.mission) == (episode["max_steps"], episode["mission"] or "")
-        assert (list(env.actions), env.default_action) == (episode["actions"], episode["default_action"])
+        assert (list(env.actions), env.default_action) == (
+            episode["actions"],
+            episode["default_action"],
+        )
         for step in episode["steps"]:
             observation, done, info = env.step(step["a"])
             text = observation["text"]
-            assert as_recorded(text["long_term_context"], step["l"]) and text["short_term_context"] == step["s"]
+            assert (
+                as_recorded(text["long_term_context"], step["l"])
+                and text["short_term_context"] == step["s"]
+            )
             assert (info["reward"], info["progression"]) == (step["r"], step["p"])
             assert (info["terminated"], info["truncated"]) == (step["te"], step["tr"])
             assert done == (step["te"] or step["tr"])
@@ -73,10 +83,14 @@ def test_answers_are_judged_and_paid_as_verlog_recorded() -> None:
         for step in episode["steps"]:
             info = env.step(step["response"])[2]
             assert info["valid_action"] == step["is_valid"]
-            # Verlog draws one of a diagonal's two directions, and plays random actions while the player sleeps.
+            # Verlog draws one of a diagonal's two directions, and plays random actions while the
+            # player sleeps.
             if episode["env"] != "crafter" or "-" not in step["response"]:
                 assert info["executed_action"] == step["executed"]
             if episode["env"] == "crafter":
                 assert (info["reward"] == -0.1) == (step["reward"] == -0.1)
             else:
-                assert info["reward"] == pytest.approx(step["reward"]) and info["terminated"] == step["te"]
+                assert (
+                    info["reward"] == pytest.approx(step["reward"])
+                    and info["terminated"] == step["te"]
+                )

@@ -1,4 +1,5 @@
-"""Reading tool calls out of answers: every way of writing them, and everything that can be wrong with one."""
+"""Reading tool calls out of answers: every way of writing them, and everything that can be wrong
+with one."""
 
 import json
 
@@ -9,8 +10,8 @@ from envs.calls import find_calls
 
 HERMES = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 CODER = (
-    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n</parameter>\n</function>\n"
-    "</tool_call>"
+    "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n"
+    "<parameter=b>\n2\n</parameter>\n</function>\n</tool_call>"
 )
 WAYS = {
     "hermes": HERMES,
@@ -44,13 +45,20 @@ def test_markup_calls_keep_their_arguments_as_text() -> None:
 
 def test_a_call_at_any_depth_of_nesting_is_read_or_explained() -> None:
     for depth in range(900, 1010):
-        text = '<tool_call>{"name": "add", "arguments": {"a": ' + "[" * depth + "]" * depth + "}}</tool_call>"
+        text = (
+            '<tool_call>{"name": "add", "arguments": {"a": '
+            + "[" * depth
+            + "]" * depth
+            + "}}</tool_call>"
+        )
         found = find_calls(text)
         assert found.valid or "nested too deep" in found.errors[0]
     assert not found.valid
 
 
-@pytest.mark.parametrize("inner", ["<tool_call>", "</tool_call>", "</think>", "<tool_call>{}</tool_call> </function>"])
+@pytest.mark.parametrize(
+    "inner", ["<tool_call>", "</tool_call>", "</think>", "<tool_call>{}</tool_call> </function>"]
+)
 @pytest.mark.parametrize("way", ["tags", "tags without an end", "bare", "after reasoning"])
 def test_tags_inside_an_argument_belong_to_the_argument(inner: str, way: str) -> None:
     body = json.dumps({"name": "add", "arguments": {"a": f"x {inner} y", "b": inner}})
@@ -62,7 +70,9 @@ def test_tags_inside_an_argument_belong_to_the_argument(inner: str, way: str) ->
     }[way]
     found = find_calls(text)
     assert found.valid and not found.cut, found.errors
-    assert [(c.name, dict(c.arguments)) for c in found.calls] == [("add", {"a": f"x {inner} y", "b": inner})]
+    assert [(c.name, dict(c.arguments)) for c in found.calls] == [
+        ("add", {"a": f"x {inner} y", "b": inner})
+    ]
     assert text[slice(*found.span)].endswith(("}", "</tool_call>"))
     twice = find_calls(f"<tool_call>{body}</tool_call>\n<tool_call>{body}</tool_call> bye")
     assert len(twice.calls) == 2 and not twice.errors
@@ -106,14 +116,26 @@ def test_more_calls_than_allowed_are_reported() -> None:
     [
         ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
         ('<tool_call>{"name": "add", "arguments": {}}}</tool_call>', "after the call"),
-        ('<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>', "key 'a' appears twice"),
-        ('<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}</tool_call>', "not JSON"),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": 1, "a": 2}}</tool_call>',
+            "key 'a' appears twice",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": "{\\"a\\": 1, \\"a\\": 2}"}</tool_call>',
+            "not JSON",
+        ),
         (CODER.replace("=b>", "=a>"), "the argument 'a' twice"),
         ('<tool_call>{"name": "add", "arguments": [1]}</tool_call>', "must be a JSON object"),
         ('<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', "NaN"),
         ('<tool_call>{"name": "add", "arguments": {"a": "\\ud800"}}</tool_call>', "surrogate"),
-        ('<tool_call>{"name": "add", "arguments": ' + "[" * 100_000 + "</tool_call>", "nested too deep"),
-        ('<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>", "can be read"),
+        (
+            '<tool_call>{"name": "add", "arguments": ' + "[" * 100_000 + "</tool_call>",
+            "nested too deep",
+        ),
+        (
+            '<tool_call>{"name": "add", "arguments": {"a": ' + "9" * 10_000 + "}}</tool_call>",
+            "can be read",
+        ),
         ("<tool_call><function=add><parameter=a>1</parameter></tool_call>", "has no </function>"),
     ],
 )

@@ -48,7 +48,9 @@ class Parrot(CommandGame):
         ("a" * (MAX_CHARACTERS + 1), None),
     ],
 )
-def test_one_line_of_plain_words_is_a_command_and_nothing_else(answer: str, command: str | None) -> None:
+def test_one_line_of_plain_words_is_a_command_and_nothing_else(
+    answer: str, command: str | None
+) -> None:
     assert clean_command(answer) == command
 
 
@@ -67,7 +69,11 @@ def test_a_command_that_the_game_does_not_understand_costs_a_turn_of_looking() -
     info = game.step("ACTION: whistle")[2]
     assert (info["valid_action"], info["executed_action"], info["reward"]) == (False, "look", -0.1)
     info = game.step("ACTION: say hello")[2]
-    assert (info["valid_action"], info["executed_action"], info["reward"]) == (True, "say hello", 1.0)
+    assert (info["valid_action"], info["executed_action"], info["reward"]) == (
+        True,
+        "say hello",
+        1.0,
+    )
     assert game.heard == ["look", "say hello"]
 
 

@@ -1,4 +1,5 @@
-"""The YAML files in custom_configs/ build every task that they name, and show the defaults of what they leave out."""
+"""The YAML files in custom_configs/ build every task that they name, and show the defaults of what
+they leave out."""
 
 import importlib
 from pathlib import Path
@@ -16,13 +17,24 @@ from rollout.tasks import read_tasks
 from slime_verlog import read_settings
 
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
-BUILT = ("babaisai", "crafter", "judge", "nethack", "reasoning_gym", "recall", "sokoban", "textarena")
+BUILT = (
+    "babaisai",
+    "crafter",
+    "judge",
+    "nethack",
+    "reasoning_gym",
+    "recall",
+    "sokoban",
+    "textarena",
+)
 BUILT += ("textworld", "alfworld", "balrog", "mixture")
 GAMES = ("alfworld", "babyai", "balrog", "crafter", "reasoning_gym", "scienceworld", "textworld")
 
 
 @pytest.mark.parametrize("name", BUILT)
-def test_every_task_of_the_config_can_be_built(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_task_of_the_config_can_be_built(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "json_2.1.1").mkdir()
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -48,7 +60,9 @@ def _is_key(line: str) -> bool:
     words = line.lstrip().removeprefix("# ")
     if words == line.lstrip():
         return False
-    return words.split(":")[0].isidentifier() and not words.startswith(("train:", "test:", "data: null", "tasks:"))
+    return words.split(":")[0].isidentifier() and not words.startswith(
+        ("train:", "test:", "data: null", "tasks:")
+    )
 
 
 @pytest.mark.parametrize("name", ["tools", "judge", "geo3k", "agent"])
@@ -67,6 +81,10 @@ def test_every_game_has_two_presets(name: str) -> None:
     model = importlib.import_module(f"envs.{name}").SETTINGS
     assert issubclass(model, GameSettings)
     trained, measured = model(), model(preset="balrog")
-    assert (trained.format_penalty, measured.format_penalty, measured.binary_reward) == (0.1, 0.0, False)
+    assert (trained.format_penalty, measured.format_penalty, measured.binary_reward) == (
+        0.1,
+        0.0,
+        False,
+    )
     assert {key: getattr(measured, key) for key in model.balrog} == dict(model.balrog)
     assert model(preset="balrog", format_penalty=0.3).format_penalty == 0.3

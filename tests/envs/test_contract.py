@@ -1,4 +1,5 @@
-"""The contract of `envs/base.py`, kept by every environment; cases and fuzzed answers are in `contract.py`."""
+"""The contract of `envs/base.py`, kept by every environment; cases and fuzzed answers are in
+`contract.py`."""
 
 import json
 import pickle
@@ -26,7 +27,8 @@ INFO_TYPES = {
 
 
 def _play(env: BaseInteractionEnv, answers: list[str]) -> list[tuple]:
-    """Reset and answer until the episode ends; return what was seen, without pictures' identities."""
+    """Reset and answer until the episode ends; return what was seen, without pictures'
+    identities."""
     trace = [_seen(env, env.reset())]
     for answer in answers:
         observation, done, info = env.step(answer)
@@ -39,7 +41,13 @@ def _play(env: BaseInteractionEnv, answers: list[str]) -> list[tuple]:
 def _seen(env: BaseInteractionEnv, observation: Any) -> tuple:
     images = (observation.get("multi_modal_data") or {}).get("image", [])
     pixels = tuple(np.asarray(image).tobytes() for image in images)
-    return observation["obs_str"], json.dumps(observation["text"]), env.mission, env.instruction_prompt, pixels
+    return (
+        observation["obs_str"],
+        json.dumps(observation["text"]),
+        env.mission,
+        env.instruction_prompt,
+        pixels,
+    )
 
 
 def _end(case: Case, env: BaseInteractionEnv) -> None:
@@ -118,7 +126,9 @@ def test_no_answer_is_an_exception_and_the_valid_ratio_is_counted(case: Case) ->
 
 def _check_info(env: BaseInteractionEnv, info: Any) -> None:
     for key, kind in INFO_TYPES.items():
-        assert type(info[key]) is kind, f"info[{key!r}] is {info[key]!r}, which is no {kind.__name__}"
+        assert type(info[key]) is kind, (
+            f"info[{key!r}] is {info[key]!r}, which is no {kind.__name__}"
+        )
     if not info["valid_action"]:
         assert info["executed_action"] == env.default_action
         if isinstance(env, TextGame) and env.settings.format_penalty:

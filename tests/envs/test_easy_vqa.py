@@ -4,7 +4,9 @@ import pytest
 
 from envs.loading import build_env_from
 
-pytest.importorskip("easy_vqa", reason="easy-vqa is not installed; pip install easy-vqa==1.0 enables this test")
+pytest.importorskip(
+    "easy_vqa", reason="easy-vqa is not installed; pip install easy-vqa==1.0 enables this test"
+)
 
 
 def test_a_question_comes_with_its_picture_and_a_wrong_answer_may_be_corrected() -> None:

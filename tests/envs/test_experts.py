@@ -1,4 +1,5 @@
-"""Scripted players win the games that they are written for, also if their advice is not always taken."""
+"""Scripted players win the games that they are written for, also if their advice is not always
+taken."""
 
 import random
 from collections.abc import Iterable
@@ -38,7 +39,9 @@ def test_the_expert_wins(module: str, task: str, seeds: Iterable[int]) -> None:
 @pytest.mark.parametrize("task", BABYAI)
 def test_the_expert_wins_nearly_always_if_its_advice_is_not_always_taken(task: str) -> None:
     # An opened box is gone, so a stray toggle may make a mission impossible.
-    assert sum(play("envs.babyai", task, seed, stray=0.3)["progression"] for seed in range(20)) >= 18
+    assert (
+        sum(play("envs.babyai", task, seed, stray=0.3)["progression"] for seed in range(20)) >= 18
+    )
 
 
 def test_the_expert_wins_from_wherever_stray_moves_lead() -> None:

@@ -1,4 +1,5 @@
-"""Any gymnasium environment with text becomes one of ours: observations, actions, endings, settings."""
+"""Any gymnasium environment with text becomes one of ours: observations, actions, endings,
+settings."""
 
 from typing import Any
 
@@ -44,9 +45,13 @@ def test_a_plain_text_environment_works_by_import_path_alone() -> None:
         ("array", {"describe": f"{WORLDS}.describe_places"}, "at 1, door", ""),
     ],
 )
-def test_observations_of_many_shapes_become_text(shape: str, options: dict, long_term: str, short_term: str) -> None:
+def test_observations_of_many_shapes_become_text(
+    shape: str, options: dict, long_term: str, short_term: str
+) -> None:
     text = build(id=CORRIDOR, kwargs={"shape": shape}, **options).reset()["text"]
-    assert text["long_term_context"].startswith(long_term) and text["short_term_context"] == short_term
+    assert (
+        text["long_term_context"].startswith(long_term) and text["short_term_context"] == short_term
+    )
 
 
 def test_free_text_goes_to_the_environment_as_it_was_said() -> None:
@@ -55,7 +60,11 @@ def test_free_text_goes_to_the_environment_as_it_was_said() -> None:
     assert env.actions == () and "own" in env.instruction_prompt
     assert env.step("THINK: hm\nACTION: open the box")[0]["obs_str"] == "you said: open the box"
     observation, _, info = env.step("ACTION: 42!")
-    assert (observation["obs_str"], info["reward"], info["valid_action"]) == ("you said: nothing", -0.5, False)
+    assert (observation["obs_str"], info["reward"], info["valid_action"]) == (
+        "you said: nothing",
+        -0.5,
+        False,
+    )
     assert env.step("end")[1]
 
 

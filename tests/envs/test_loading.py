@@ -1,4 +1,5 @@
-"""Environment modules are found by name or file, and what is wrong with one is said in a sentence."""
+"""Environment modules are found by name or file, and what is wrong with one is said in a
+sentence."""
 
 import os
 from pathlib import Path
@@ -35,7 +36,10 @@ def test_a_module_name_and_a_file_both_lead_to_an_environment(tmp_path: Path) ->
     file = _write(tmp_path / "tiny.py", TINY)
     env = build_env_from(file, {"task": "t", "seed": 0}, {"word": "hello"})
     assert (env.reset()["obs_str"], env.task) == ("hello", "t")
-    assert build_env_from(file, {"task": "t", "seed": 0}, SimpleNamespace(env={})).reset()["obs_str"] == "one"
+    assert (
+        build_env_from(file, {"task": "t", "seed": 0}, SimpleNamespace(env={})).reset()["obs_str"]
+        == "one"
+    )
 
 
 def test_a_file_is_imported_once_and_again_after_an_edit(tmp_path: Path) -> None:
@@ -65,7 +69,11 @@ def test_a_path_that_leads_nowhere_is_refused_in_a_sentence(path: Any, expected:
     [
         ("def build_env(:", ConfigError, "fails on import: SyntaxError"),
         ("1 / 0", ConfigError, "fails on import: ZeroDivisionError"),
-        ("import a_package_that_is_not_there", MissingDependencyError, "imports a_package_that_is_not_there"),
+        (
+            "import a_package_that_is_not_there",
+            MissingDependencyError,
+            "imports a_package_that_is_not_there",
+        ),
     ],
 )
 def test_a_broken_file_is_reported_and_can_be_mended(

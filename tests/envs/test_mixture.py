@@ -20,7 +20,9 @@ def test_shared_options_reach_the_default_environment_and_an_entrys_own_win() ->
 
 
 def test_a_sweep_becomes_one_named_task_a_combination_and_shares_its_weight() -> None:
-    specs = expand({"task": "custom", "weight": 3.0, "sweep": {"rooms": [1, 2, 4], "quest_length": [1, 2]}})
+    specs = expand(
+        {"task": "custom", "weight": 3.0, "sweep": {"rooms": [1, 2, 4], "quest_length": [1, 2]}}
+    )
     assert [spec.name for spec in specs][:3] == [
         "custom/rooms=1,quest_length=1",
         "custom/rooms=1,quest_length=2",
@@ -35,7 +37,10 @@ def test_a_sweep_becomes_one_named_task_a_combination_and_shares_its_weight() ->
     [
         ({"task": "a", "sweep": {"rooms": []}}, "over rooms lists no values"),
         ({"task": "a", "sweep": {"rooms": 3}}, r"tasks\[0\].sweep.rooms must be a list, got 3"),
-        ({"task": "a", "sweep": {"rooms": [1]}, "options": {"rooms": 2}}, "rooms both in options and in sweep"),
+        (
+            {"task": "a", "sweep": {"rooms": [1]}, "options": {"rooms": 2}},
+            "rooms both in options and in sweep",
+        ),
     ],
 )
 def test_a_wrong_entry_is_refused_with_its_key_and_the_fix(entry: Any, message: str) -> None:

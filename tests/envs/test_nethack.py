@@ -1,4 +1,5 @@
-"""NetHack and MiniHack in words: what is shown, names and keys of actions, seeds, endings, and what is refused."""
+"""NetHack and MiniHack in words: what is shown, names and keys of actions, seeds, endings, and what
+is refused."""
 
 from typing import Any
 
@@ -18,8 +19,11 @@ def make(task: str = ROOM, seed: int = 6, **env: Any) -> GymnasiumText:
 
 
 def test_the_seed_decides_over_the_moon_and_not_the_date() -> None:
-    """NetHack's luck follows the moon of the day; by the date, two games of one day cannot have different moons."""
-    greetings = [make(seed=seed).reset()["text"]["long_term_context"].split("\n")[0] for seed in (0, 3, 6)]
+    """NetHack's luck follows the moon of the day; by the date, two games of one day cannot have
+    different moons."""
+    greetings = [
+        make(seed=seed).reset()["text"]["long_term_context"].split("\n")[0] for seed in (0, 3, 6)
+    ]
     assert ["Full moon" in line for line in greetings] == [True, False, False]
     assert ["New moon" in line for line in greetings] == [False, True, False]
 

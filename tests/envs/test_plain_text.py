@@ -7,9 +7,12 @@ from envs.plain_text import PlainText
 
 
 class PythonTokenizer:
-    """Like Kimi's: written in Python, without a fast backend, and it reads control strings in any text."""
+    """Like Kimi's: written in Python, without a fast backend, and it reads control strings in any
+    text."""
 
-    added_tokens_decoder = {256: SimpleNamespace(content="<|im_end|>", special=True, lstrip=False, rstrip=False)}
+    added_tokens_decoder = {
+        256: SimpleNamespace(content="<|im_end|>", special=True, lstrip=False, rstrip=False)
+    }
     bos_token_id = None
 
     def encode(self, text: str, **options: Any) -> list[int]:

@@ -1,4 +1,5 @@
-"""reasoning-gym's generators become episodes of one question each, scored by their own verifiers."""
+"""reasoning-gym's generators become episodes of one question each, scored by their own
+verifiers."""
 
 from typing import Any
 

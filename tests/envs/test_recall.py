@@ -1,4 +1,5 @@
-"""The recall game: its questions, what each answer pays, and that only a memory can carry the fact."""
+"""The recall game: its questions, what each answer pays, and that only a memory can carry the
+fact."""
 
 from envs.loading import build_env_from
 from envs.recall import Recall
@@ -32,7 +33,11 @@ def test_only_a_question_accepts_a_colour_so_actions_cannot_carry_the_fact() -> 
     env.reset()
     for _ in range(3):
         _, _, info = env.step("red")
-        assert not info["valid_action"] and info["executed_action"] == "next" and info["reward"] == -0.1
+        assert (
+            not info["valid_action"]
+            and info["executed_action"] == "next"
+            and info["reward"] == -0.1
+        )
     wrong = next(colour for colour in env.actions if colour not in (env.first, "next"))
     _, done, info = env.step(wrong)
     assert done and info["valid_action"] and info["reward"] == info["progression"] == 0.0

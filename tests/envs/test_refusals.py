@@ -1,4 +1,5 @@
-"""Tasks and options that cannot work are refused before the first turn, in words that name them and the fix."""
+"""Tasks and options that cannot work are refused before the first turn, in words that name them and
+the fix."""
 
 from typing import Any
 
@@ -43,7 +44,11 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
     "envs.textarena": [
         ("TicTacToe-v0", {}, "TicTacToe-v0 is for several players.*choose a single-player game"),
         ("GuessWho-v0", {}, "OPENROUTER_API_KEY"),
-        ("GuessTheNumber-v0", {"kwargs": {"size": 3}}, "cannot make GuessTheNumber-v0: TypeError.*size"),
+        (
+            "GuessTheNumber-v0",
+            {"kwargs": {"size": 3}},
+            "cannot make GuessTheNumber-v0: TypeError.*size",
+        ),
     ],
     "envs.textworld": [
         ("treasure", {}, "did you mean .*treasure_hunter"),
@@ -54,7 +59,8 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
 
 
 @pytest.mark.parametrize(
-    ("module", "task", "options", "words"), [(module, *row) for module, rows in REFUSED.items() for row in rows]
+    ("module", "task", "options", "words"),
+    [(module, *row) for module, rows in REFUSED.items() for row in rows],
 )
 def test_what_cannot_work_is_refused(
     module: str, task: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch

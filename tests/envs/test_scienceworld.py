@@ -1,4 +1,5 @@
-"""ScienceWorld with its real simulator: commands, rewards, endings, seeds, Java processes, and what is refused."""
+"""ScienceWorld with its real simulator: commands, rewards, endings, seeds, Java processes, and what
+is refused."""
 
 import os
 import shutil
@@ -13,7 +14,9 @@ from envs.loading import build_env_from
 
 pytest.importorskip("scienceworld", reason="pip install -e '.[scienceworld]' enables this test")
 if shutil.which("java") is None:
-    pytest.skip("Java enables this test: apt-get install -y default-jre-headless", allow_module_level=True)
+    pytest.skip(
+        "Java enables this test: apt-get install -y default-jre-headless", allow_module_level=True
+    )
 
 import envs.scienceworld as jvms
 from envs.scienceworld import ScienceWorld, expert_action
@@ -44,10 +47,16 @@ def test_the_games_own_solution_wins_and_its_rewards_add_up_to_one(env: ScienceW
 
 
 @pytest.mark.slow
-def test_what_the_game_does_not_understand_changes_nothing_and_costs_the_penalty(env: ScienceWorld) -> None:
+def test_what_the_game_does_not_understand_changes_nothing_and_costs_the_penalty(
+    env: ScienceWorld,
+) -> None:
     before = env.reset()["text"]["long_term_context"]
     observation, _, info = env.step("ACTION: juggle the moon")
-    assert (info["valid_action"], info["reward"], info["executed_action"]) == (False, -0.1, "look around")
+    assert (info["valid_action"], info["reward"], info["executed_action"]) == (
+        False,
+        -0.1,
+        "look around",
+    )
     assert observation["text"]["long_term_context"] == before
     assert "In your inventory, you see:" in observation["text"]["short_term_context"]
     assert env.step("inventory")[2]["valid_action"]
@@ -99,7 +108,9 @@ def test_java_processes_are_reused() -> None:
 
 
 @pytest.mark.slow
-def test_a_java_process_that_dies_costs_one_episode_and_is_not_used_again(env: ScienceWorld) -> None:
+def test_a_java_process_that_dies_costs_one_episode_and_is_not_used_again(
+    env: ScienceWorld,
+) -> None:
     env.reset()
     broken = env._world
     broken._env._gateway.java_process.kill()
@@ -116,7 +127,9 @@ def test_an_unknown_simplification_is_refused() -> None:
         make(simplifications="openWindows").reset()
 
 
-def test_without_java_the_command_that_installs_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_the_command_that_installs_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     jvms.load_library.cache_clear()
     with pytest.raises(MissingDependencyError, match="needs Java 8 or newer.*apt-get install"):
@@ -124,8 +137,12 @@ def test_without_java_the_command_that_installs_it_is_named(monkeypatch: pytest.
     jvms.load_library.cache_clear()
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the library's own __del__
-def test_a_java_that_does_not_start_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # the library's own __del__
+def test_a_java_that_does_not_start_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "java").write_text("#!/bin/sh\nexit 1\n")
     (tmp_path / "java").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

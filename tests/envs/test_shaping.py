@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
+pytest.importorskip(
+    "minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test"
+)
 
 from envs.errors import ConfigError
 
@@ -25,8 +27,13 @@ GAMES = [
 
 def build(name: str, task: str, seed: int, **options: Any) -> Any:
     if name == "alfworld":
-        pytest.importorskip("fast_downward", reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test")
-    module = importlib.import_module("tests.fixtures.alfworld_rooms" if name == "alfworld" else f"envs.{name}")
+        pytest.importorskip(
+            "fast_downward",
+            reason="ALFWorld: pip install 'slime-verlog[alfworld]' enables this test",
+        )
+    module = importlib.import_module(
+        "tests.fixtures.alfworld_rooms" if name == "alfworld" else f"envs.{name}"
+    )
     sample = SimpleNamespace(metadata={"task": task, "seed": seed})
     return module, module.build_env(sample, SimpleNamespace(env={"max_steps": 25, **options}))
 
@@ -38,7 +45,9 @@ def play(name: str, task: str, seed: int, policy: str, **options: Any) -> tuple[
     first, rewards, done = env.distance_left(), [], False
     rng = random.Random(seed)
     while not done:
-        action = module.expert_action(env) if policy == "expert" else rng.choice([*env.actions, "jump"])
+        action = (
+            module.expert_action(env) if policy == "expert" else rng.choice([*env.actions, "jump"])
+        )
         _, done, info = env.step(action)
         rewards.append(info["reward"])
     env.close()
@@ -47,7 +56,9 @@ def play(name: str, task: str, seed: int, policy: str, **options: Any) -> tuple[
 
 @pytest.mark.parametrize("policy", ["expert", "random"])
 @pytest.mark.parametrize(("name", "task"), GAMES)
-def test_whatever_is_played_the_shaping_of_an_episode_adds_up_to_the_same(name: str, task: str, policy: str) -> None:
+def test_whatever_is_played_the_shaping_of_an_episode_adds_up_to_the_same(
+    name: str, task: str, policy: str
+) -> None:
     for seed in range(4):
         plain, first = play(name, task, seed, policy)
         shaped, _ = play(name, task, seed, policy, shaping=0.5, shaping_gamma=0.9)

@@ -1,4 +1,5 @@
-"""Sokoban: generated and written levels, moves, rewards and endings, the search, and the scripted player."""
+"""Sokoban: generated and written levels, moves, rewards and endings, the search, and the scripted
+player."""
 
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,11 @@ def test_the_levels_of_a_seed_stay_the_same_from_version_to_version(task: str) -
 def test_a_level_of_another_size_can_be_solved(width: int, height: int, boxes: int) -> None:
     env = make("two_boxes", width=width, height=height, boxes=boxes)
     rows = shown(env.reset()).splitlines()
-    assert (len(rows), {len(row) for row in rows}, "".join(rows).count("X")) == (height, {width}, boxes)
+    assert (len(rows), {len(row) for row in rows}, "".join(rows).count("X")) == (
+        height,
+        {width},
+        boxes,
+    )
     assert "Next I push the box" in explain_action(env)
     while not (outcome := env.step(expert_action(env)))[1]:
         pass
@@ -113,8 +118,14 @@ def test_the_map_is_written_with_ragens_symbols_or_those_of_level_files(tmp_path
     assert shown(played(tmp_path, level).reset()) == level
     ragen = level.translate(str.maketrans(SYMBOLS["xsb"], SYMBOLS["ragen"]))
     path = str(tmp_path / "levels.txt")
-    assert shown(make("files", levels_path=path).reset()) == ragen == "#######\n#SX√__#\n#_____#\n#######"
-    assert shown(make("files", levels_path=path, spaced=True).reset()).startswith("# # # # # # #\n# S X √ _ _ #")
+    assert (
+        shown(make("files", levels_path=path).reset())
+        == ragen
+        == "#######\n#SX√__#\n#_____#\n#######"
+    )
+    assert shown(make("files", levels_path=path, spaced=True).reset()).startswith(
+        "# # # # # # #\n# S X √ _ _ #"
+    )
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,9 @@ def test_the_map_is_written_with_ragens_symbols_or_those_of_level_files(tmp_path
         ("up", "#@$  #", "You could not go up"),
     ],
 )
-def test_an_action_moves_pushes_or_says_what_was_in_the_way(tmp_path: Path, answer: str, row: str, event: str) -> None:
+def test_an_action_moves_pushes_or_says_what_was_in_the_way(
+    tmp_path: Path, answer: str, row: str, event: str
+) -> None:
     env = played(tmp_path, CORRIDOR)
     observation, _, info = env.step(answer)
     assert info["valid_action"] and observation["text"]["long_term_context"].startswith(event)
@@ -147,11 +160,16 @@ def test_native_rewards_are_gym_sokobans(tmp_path: Path) -> None:
     [
         ("#####\n#@  #\n# . #\n#  $#\n#####", True),  # a corner
         ("######\n#@   #\n# .$ #\n#. $ #\n#    #\n######", False),
-        ("########\n#      #\n# $$   #\n# $$ @ #\n#  ....#\n#      #\n########", True),  # four boxes in a square
+        (
+            "########\n#      #\n# $$   #\n# $$ @ #\n#  ....#\n#      #\n########",
+            True,
+        ),  # four boxes in a square
         ("#####\n#@$.#\n#####", False),
     ],
 )
-def test_a_stuck_box_is_recognized_and_ends_the_episode_on_request(tmp_path: Path, level: str, stuck: bool) -> None:
+def test_a_stuck_box_is_recognized_and_ends_the_episode_on_request(
+    tmp_path: Path, level: str, stuck: bool
+) -> None:
     room, state = read_room(level)
     assert is_stuck(room, state.boxes) == stuck
     assert (find_pushes(room, state) is None) == stuck
@@ -163,7 +181,11 @@ def test_a_stuck_box_is_recognized_and_ends_the_episode_on_request(tmp_path: Pat
 
 def test_the_expert_waits_where_no_way_is_left(tmp_path: Path) -> None:
     env = played(tmp_path, "#####\n#@  #\n# . #\n#  $#\n#####", shaping=0.5)
-    assert expert_action(env) == "stay" and "no way" in explain_action(env) and env.distance_left() == 1.0
+    assert (
+        expert_action(env) == "stay"
+        and "no way" in explain_action(env)
+        and env.distance_left() == 1.0
+    )
 
 
 def test_pictures_show_the_room_and_follow_the_moves() -> None:
@@ -172,7 +194,9 @@ def test_pictures_show_the_room_and_follow_the_moves() -> None:
     assert image.size == (192, 192) and (np.asarray(image) == env.render()).all()
     _, _, info = env.step(expert_action(env))
     assert info["valid_action"] and (np.asarray(image) != env.render()).any()
-    assert "as a picture" in _prompt(make(vlm="only")) and "√ is a box on a target" in _prompt(make())
+    assert "as a picture" in _prompt(make(vlm="only")) and "√ is a box on a target" in _prompt(
+        make()
+    )
 
 
 def _prompt(env: Sokoban) -> str:

@@ -13,7 +13,9 @@ from envs.templates import render_template
 from envs.text_game import Frame, GameSettings, TextGame, find_action
 from slime_verlog import read_settings
 
-MARKED = st.lists(st.sampled_from(["ACTION:", "action:", " Action ", "THINK:", " ", "\n", "go", "left", "\u2003"]))
+MARKED = st.lists(
+    st.sampled_from(["ACTION:", "action:", " Action ", "THINK:", " ", "\n", "go", "left", "\u2003"])
+)
 
 
 def _verlogs_rule(answer: str) -> str:
@@ -62,7 +64,13 @@ class Coin(TextGame):
     def play(self, action: str) -> Frame:
         self.turn += 1
         won, late = action == "heads", self.turn >= 3
-        return Frame(f"turn {self.turn}", reward=0.5 * won, terminated=won, truncated=late, progression=float(won))
+        return Frame(
+            f"turn {self.turn}",
+            reward=0.5 * won,
+            terminated=won,
+            truncated=late,
+            progression=float(won),
+        )
 
     def render_prompt(self) -> str:
         return "prompt"
@@ -88,7 +96,9 @@ def test_penalty_replaces_the_reward_and_binary_reward_rounds_gains_up(
 
 def test_the_time_left_is_shown_in_tenths_of_the_limit_if_asked_for() -> None:
     game = Coin(GameSettings(show_time_left=True))
-    with pytest.raises(ConfigError, match=r"env\.show_time_left: this game ends at no step; set env\.max_steps"):
+    with pytest.raises(
+        ConfigError, match=r"env\.show_time_left: this game ends at no step; set env\.max_steps"
+    ):
         game.reset()
     game.max_steps = 3
     seen = [game.reset(), *(game.step("tails")[0] for _ in range(3))]

@@ -1,4 +1,5 @@
-"""TextArena's games by id: what the model sees, rewards, invalid moves, seeds, and the games that are refused."""
+"""TextArena's games by id: what the model sees, rewards, invalid moves, seeds, and the games that
+are refused."""
 
 import random
 import re
@@ -50,16 +51,24 @@ def test_an_invalid_move_costs_the_penalty_and_the_game_ends_after_as_many_as_al
     before = env.reset()["text"]["short_term_context"]
     for turn in range(3):
         observation, done, info = env.step("ACTION: B A")
-        assert (info["valid_action"], info["reward"], info["executed_action"]) == (False, -0.1, "no move")
+        assert (info["valid_action"], info["reward"], info["executed_action"]) == (
+            False,
+            -0.1,
+            "no move",
+        )
         assert "empty tower" in observation["obs_str"] and done == (turn == 2)
         assert observation["text"]["short_term_context"] == before
 
 
 @pytest.mark.parametrize("task", ["2048-v0-ultra-easy", "Minesweeper-v0-small", "Sokoban-v0"])
-def test_episodes_depend_on_their_seed_alone_and_leave_the_generators_as_they_were(task: str) -> None:
+def test_episodes_depend_on_their_seed_alone_and_leave_the_generators_as_they_were(
+    task: str,
+) -> None:
     def play(env: TextArena, disturb: bool) -> list[str]:
         shown = [env.reset()["obs_str"]]
-        for turn, move in enumerate(("[up]", "[2 2]", "[left]", "[down]", "[0 0]", "[right]", "[up]")):
+        for turn, move in enumerate(
+            ("[up]", "[2 2]", "[left]", "[down]", "[0 0]", "[right]", "[up]")
+        ):
             if disturb:
                 random.seed(turn)
                 np.random.seed(turn)
@@ -79,7 +88,9 @@ def test_episodes_depend_on_their_seed_alone_and_leave_the_generators_as_they_we
 
 
 @pytest.mark.parametrize("game", [*PLAYED, *NEED_WORDS])
-def test_no_game_downloads_anything_when_it_starts(game: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_game_downloads_anything_when_it_starts(
+    game: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     import nltk
 
     attempts: list[Any] = []
@@ -94,7 +105,9 @@ def test_no_game_downloads_anything_when_it_starts(game: str, monkeypatch: pytes
     ):
         monkeypatch.setattr(owner, name, refuse)
     monkeypatch.setattr(nltk.data, "path", [str(tmp_path)])
-    named = pytest.raises(MissingDependencyError, match=rf"{game}-v0 needs NLTK's data '(\w+)'.*nltk\.downloader \1")
+    named = pytest.raises(
+        MissingDependencyError, match=rf"{game}-v0 needs NLTK's data '(\w+)'.*nltk\.downloader \1"
+    )
     with named if game in NEED_WORDS else nullcontext():
         make(f"{game}-v0").reset()
     assert not attempts and nltk.download is refuse

@@ -1,4 +1,5 @@
-"""Environments of verifiers play in verifiers' own Python: the one in VERIFIERS_PYTHON, else the one of the tests."""
+"""Environments of verifiers play in verifiers' own Python: the one in VERIFIERS_PYTHON, else the
+one of the tests."""
 
 import functools
 import os
@@ -26,7 +27,8 @@ def needs(module: str) -> None:
     """Skip where the Python for verifiers lacks a module."""
     if subprocess.run([PYTHON, "-c", f"import {module}"], capture_output=True).returncode:
         pytest.skip(
-            f"{PYTHON} has no {module}; set VERIFIERS_PYTHON to a Python with verifiers, as docs/agents.md says"
+            f"{PYTHON} has no {module}; set VERIFIERS_PYTHON to a Python with verifiers, as "
+            "docs/agents.md says"
         )
 
 
@@ -39,7 +41,11 @@ def play(env: AgentEnv, *answers: str) -> tuple[list[str], float]:
     """The last message of each prompt, and the reward of the episode."""
     try:
         env.reset()
-        prompts, rewards, done = [env.format_observation({"obs_str": "", "text": {}})[-1]["content"]], [], False
+        prompts, rewards, done = (
+            [env.format_observation({"obs_str": "", "text": {}})[-1]["content"]],
+            [],
+            False,
+        )
         for answer in answers:
             assert not done
             observation, done, info = env.step(answer)
@@ -52,7 +58,9 @@ def play(env: AgentEnv, *answers: str) -> tuple[list[str], float]:
 
 
 def test_the_program_and_what_it_plays_are_written_and_a_failure_is_a_fault(tmp_path: Path) -> None:
-    run = AgentRun("any", 3, "", tmp_path, build(args={"kind": "guess"}, examples=2).settings.options)
+    run = AgentRun(
+        "any", 3, "", tmp_path, build(args={"kind": "guess"}, examples=2).settings.options
+    )
     prepare(run)
     assert (tmp_path / PROGRAM.name).is_file()
     assert '"examples": 2' in (tmp_path / "episode.json").read_text()
@@ -68,9 +76,24 @@ def test_the_program_and_what_it_plays_are_written_and_a_failure_is_a_fault(tmp_
     ("kind", "answers", "prompts", "reward"),
     [
         ("guess", ["1", "4", "3"], ["Guess a number from 1 to 4.", "higher", "lower"], 1.0),
-        ("tools", [call("add", a=20, b=22), "It is 42."], ["What is 20 + 22? Use the tool.", "42"], 1.0),
-        ("tools", [call("broken", a=1), "no idea"], ["What is 20 + 22? Use the tool.", "this tool is broken"], 0.0),
-        ("purse", [call("put", coins=5), "done"], ["Fill the purse with 5.", "The purse holds 5."], 1.0),
+        (
+            "tools",
+            [call("add", a=20, b=22), "It is 42."],
+            ["What is 20 + 22? Use the tool.", "42"],
+            1.0,
+        ),
+        (
+            "tools",
+            [call("broken", a=1), "no idea"],
+            ["What is 20 + 22? Use the tool.", "this tool is broken"],
+            0.0,
+        ),
+        (
+            "purse",
+            [call("put", coins=5), "done"],
+            ["Fill the purse with 5.", "The purse holds 5."],
+            1.0,
+        ),
         ("once", [""], ["Say 1."], 0.0),
     ],
 )
@@ -93,10 +116,17 @@ def test_the_held_out_split_is_played_and_a_failed_rollout_is_a_fault() -> None:
 
 @pytest.mark.slow
 def test_a_taskset_is_played_with_its_tools(tmp_path: Path) -> None:
-    """verifiers starts a chat program with uv, which installs its packages from the network the first time."""
+    """verifiers starts a chat program with uv, which installs its packages from the network the
+    first time."""
     needs("verifiers.v1, uv")
     variables = {"HOME": str(tmp_path), "PYTHONPATH": "{folder}"}
     passed = [name for name in ("SSL_CERT_FILE",) if name in os.environ]
-    env = build("sums-v1", seed=19, args={**LOCAL, "taskset": {"size": 16}}, variables=variables, pass_env=passed)
+    env = build(
+        "sums-v1",
+        seed=19,
+        args={**LOCAL, "taskset": {"size": 16}},
+        variables=variables,
+        pass_env=passed,
+    )
     prompts, reward = play(env, call("calc_add", a=3, b=4), "It is 7.")
     assert prompts == ["What is 3 + 4?", "7"] and reward == 1.0

@@ -1,4 +1,5 @@
-"""Words from the cache give the ids of the whole text, on every tokenizer that splits text with one expression."""
+"""Words from the cache give the ids of the whole text, on every tokenizer that splits text with one
+expression."""
 
 from functools import cache
 from typing import Any
@@ -18,7 +19,20 @@ TEXT = st.lists(
     st.one_of(
         st.text(st.characters(max_codepoint=127), max_size=8),
         st.sampled_from(
-            ["\n", "\r\n", "  ", " \n ", "'s", "'LL", "don't", "!\n/", "\x0b", "\x1c", "<tool_call>", "é🙂"]
+            [
+                "\n",
+                "\r\n",
+                "  ",
+                " \n ",
+                "'s",
+                "'LL",
+                "don't",
+                "!\n/",
+                "\x0b",
+                "\x1c",
+                "<tool_call>",
+                "é🙂",
+            ]
         ),
         st.from_regex(r"\A[ A-Za-z]{1,9}[0-9]{0,5}[.,!?/]{0,3}\Z"),
     ),
@@ -105,4 +119,6 @@ def test_text_of_tokens_is_what_the_tokenizer_decodes(text: str, cut: int) -> No
         backend = encoder._tokenizer.backend_tokenizer
         assert encoder.decode(ids) == backend.decode(ids, skip_special_tokens=False), family
         chars = encoder.chars_within(ids)
-        assert chars(len(ids) // 2) == len(backend.decode(ids[: len(ids) // 2], skip_special_tokens=False)), family
+        assert chars(len(ids) // 2) == len(
+            backend.decode(ids[: len(ids) // 2], skip_special_tokens=False)
+        ), family

@@ -17,7 +17,8 @@ def open_way(folder: Path) -> None:
 
 
 def as_a_user(folder: Path, work: Callable[[], None]) -> None:
-    """Do the work in a forked process that owns the folder; another user may not be able to read this Python."""
+    """Do the work in a forked process that owns the folder; another user may not be able to read
+    this Python."""
     is_root = os.geteuid() == 0
     if is_root:
         for path in (folder, *folder.rglob("*")):

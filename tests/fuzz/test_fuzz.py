@@ -1,4 +1,5 @@
-"""Untrusted input ends in data or in a named error: 1,000 inputs a target by default, 100,000 with `-m slow`."""
+"""Untrusted input ends in data or in a named error: 1,000 inputs a target by default, 100,000 with
+`-m slow`."""
 
 import random
 

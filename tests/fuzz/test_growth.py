@@ -1,7 +1,8 @@
-"""Reading takes time in proportion to the text: every regular expression, and every reader of untrusted text.
+"""Reading takes time in proportion to the text: every regular expression, and every reader of
+untrusted text.
 
-What is compared is the CPU time of a text with that of one four times as long; a quadratic reader takes sixteen times
-as long, and is found long before its absolute time matters.
+What is compared is the CPU time of a text with that of one four times as long; a quadratic reader
+takes sixteen times as long, and is found long before its absolute time matters.
 """
 
 import ast
@@ -29,16 +30,19 @@ PUMPS = (
 )
 NEGLIGIBLE_S = 0.004
 GUARDED = {
-    # Text after the last closing bracket is cut off first, and before it every opening one is closed.
+    # Text after the last closing bracket is cut off first, and before it every opening one is
+    # closed.
     r"\([^)]*\)": "envs/crafter/vocabulary.py",
     # Only the last 200 characters are searched.
     r"-=[^\n]*=-\s*-?\d+/\d+$|(?<!\s)\s*-?\d+/\d+$": "envs/textworld/player.py",
 }
-"""Expressions that take the square of a text's length, and where the text that they see is bounded."""
+"""Expressions that take the square of a text's length, and where the text that they see is
+bounded."""
 
 
 def superlinear(read: Callable[[str], Any], head: str, pump: str, tail: str) -> int | None:
-    """The length at which reading begins to take far more than its share of time, None if it never does."""
+    """The length at which reading begins to take far more than its share of time, None if it never
+    does."""
     before = 0.0
     for length in (100, 400, 1600, 6400):
         text = head + pump * (length // len(pump)) + tail
@@ -59,7 +63,8 @@ def cpu_seconds(read: Callable[[str], Any], text: str) -> float:
 
 
 def expressions() -> Iterator[tuple[str, str, str]]:
-    """(file, pattern with its flags, method) of every constant regular expression in the project."""
+    """(file, pattern with its flags, method) of every constant regular expression in the
+    project."""
     for folder in FOLDERS:
         for path in sorted((REPOSITORY / folder).rglob("*.py")):
             tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -68,12 +73,20 @@ def expressions() -> Iterator[tuple[str, str, str]]:
             for node in ast.walk(tree):
                 if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                     compiled[ast.unparse(node.targets[0])] = node.value
-            compiled = {name: call for name, call in compiled.items() if ast.unparse(call.func) == "re.compile"}
+            compiled = {
+                name: call
+                for name, call in compiled.items()
+                if ast.unparse(call.func) == "re.compile"
+            }
             for call in calls:
                 if not isinstance(call.func, ast.Attribute):
                     continue
                 owner, method = ast.unparse(call.func.value), call.func.attr
-                source = call if owner == "re" and method not in ("compile", "escape") else compiled.get(owner)
+                source = (
+                    call
+                    if owner == "re" and method not in ("compile", "escape")
+                    else compiled.get(owner)
+                )
                 if source is not None and isinstance(source.args[0], ast.Constant):
                     yield path.relative_to(REPOSITORY).as_posix(), with_flags(source), method
 
@@ -103,7 +116,9 @@ def check_growth(file: str, pattern: str, method: str) -> None:
         for pump in dict.fromkeys([*PUMPS, *literals]):
             for tail in ("", "\0"):
                 length = superlinear(read, head, pump, tail)
-                assert length is None, f"{file}: {pattern} on {head!r} + {pump!r} * n + {tail!r} at {length}"
+                assert length is None, (
+                    f"{file}: {pattern} on {head!r} + {pump!r} * n + {tail!r} at {length}"
+                )
 
 
 READERS: dict[str, Callable[[str], Any]] = {
@@ -122,7 +137,16 @@ READERS: dict[str, Callable[[str], Any]] = {
 }
 PIECES = (
     *PUMPS,
-    *("ACTION:", "<tool_call>", "</tool_call>", "<function=f>", "<parameter=p>", "</parameter>", "</think>", "<think>"),
+    *(
+        "ACTION:",
+        "<tool_call>",
+        "</tool_call>",
+        "<function=f>",
+        "<parameter=p>",
+        "</parameter>",
+        "</think>",
+        "<think>",
+    ),
     *("''", "\\boxed{", "answer: ", "Do (", '{"name":', "<|im_end|>", "<|im_start|>system"),
     *("\U000f0000", "\N{SNOWMAN}"),
 )

@@ -3,8 +3,9 @@
     python -m tests.gpu.check                  on CUDA; ends with a sentence where there is none
     python -m tests.gpu.check --device cpu     the same checks without a GPU, gloo in place of NCCL
 
-Advantages against the float64 definition, their exchange over a real process group of one rank, the trainer against
-itself on the CPU, and the embedded loop (engine, rollout, trainer) with the log-probs of both sides held together.
+Advantages against the float64 definition, their exchange over a real process group of one rank, the
+trainer against itself on the CPU, and the embedded loop (engine, rollout, trainer) with the
+log-probs of both sides held together.
 """
 
 import argparse
@@ -25,8 +26,9 @@ import torch
 import yaml
 
 NO_GPU = (
-    "this machine has no CUDA device that torch {version} can use, so nothing was checked; run it on a machine with "
-    "an NVIDIA GPU and a CUDA build of torch, or give --device cpu to try the checks themselves"
+    "this machine has no CUDA device that torch {version} can use, so nothing was checked; run it "
+    "on a machine with an NVIDIA GPU and a CUDA build of torch, or give --device cpu to try the "
+    "checks themselves"
 )
 DISCOUNTS = {"gamma_step": 0.97, "lambda_step": 0.9, "gamma_token": 0.995, "lambda_token": 0.98}
 UPDATES = 2
@@ -47,7 +49,8 @@ class Finding:
 
 
 def check_hook(device: torch.device, turns: int, longest: int) -> Iterator[Finding]:
-    """The hook in both precisions against the definition, then through the collectives against itself.
+    """The hook in both precisions against the definition, then through the collectives against
+    itself.
 
     Errors are relative to 1 + |advantage|.
     """
@@ -62,7 +65,9 @@ def check_hook(device: torch.device, turns: int, longest: int) -> Iterator[Findi
         _run_hook(samples, args, device)  # the first call warms up
         found, took = _run_hook(samples, args, device)
         error = (found - right).abs() / (1 + right.abs())
-        yield Finding(f"dual-discount GAE, {name}", f"{size}, {took:.1f} ms", float(error.max()), bound)
+        yield Finding(
+            f"dual-discount GAE, {name}", f"{size}, {took:.1f} ms", float(error.max()), bound
+        )
     group = exchange.current_layout().data
 
     def gathered_rows(self: exchange.Exchange, own: torch.Tensor) -> tuple[torch.Tensor, slice]:
@@ -74,17 +79,25 @@ def check_hook(device: torch.device, turns: int, longest: int) -> Iterator[Findi
         gathered, _ = _run_hook(drawn, args, device)
     backend = torch.distributed.get_backend(group.handle)
     difference = float((gathered - found).abs().max())
-    yield Finding(f"hook over {backend} against without", f"{group.size} rank, {size}", difference, 0.0)
+    yield Finding(
+        f"hook over {backend} against without", f"{group.size} rank, {size}", difference, 0.0
+    )
 
 
-def _run_hook(samples: list[Any], args: argparse.Namespace, device: torch.device) -> tuple[torch.Tensor, float]:
-    """All advantages, then all returns, of data on the device as a rank has them; and the milliseconds."""
+def _run_hook(
+    samples: list[Any], args: argparse.Namespace, device: torch.device
+) -> tuple[torch.Tensor, float]:
+    """All advantages, then all returns, of data on the device as a rank has them; and the
+    milliseconds."""
     from advantage.hook import compute_advantages
     from tests.advantage.batches import rollout_data
 
     keys = ("values", "kl", "loss_masks")
     columns = rollout_data(samples).items()
-    data = {key: [row.to(device) for row in column] if key in keys else column for key, column in columns}
+    data = {
+        key: [row.to(device) for row in column] if key in keys else column
+        for key, column in columns
+    }
     began = _now(device)
     compute_advantages(args, data)
     took = 1e3 * (_now(device) - began)
@@ -113,19 +126,32 @@ def trainer_numbers(folder: Path) -> dict[str, float]:
 def check_trainer(folder: Path) -> Iterator[Finding]:
     """Every number that two updates report here, against another process that sees no GPU."""
     here = trainer_numbers(folder)
-    command = [sys.executable, "-m", "tests.gpu.check", "--device", "cpu", "--trainer-numbers", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.gpu.check",
+        "--device",
+        "cpu",
+        "--trainer-numbers",
+        str(folder),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the trainer failed on the CPU:\n{done.stderr[-2000:]}")
     there: Mapping[str, float] = json.loads(done.stdout.splitlines()[-1])
     error = max(abs(here[name] - there[name]) / (1 + abs(there[name])) for name in here)
-    yield Finding("embedded trainer against the CPU's", f"{UPDATES} updates, {len(here)} numbers", error, 1e-3)
+    yield Finding(
+        "embedded trainer against the CPU's", f"{UPDATES} updates, {len(here)} numbers", error, 1e-3
+    )
 
 
 def record_difference(args: Any, rollout_id: int, data: Mapping[str, Any]) -> None:
-    """`--rollout-data-postprocess-path`: how far training and rollout are apart on trained log-probs, onto `args`."""
+    """`--rollout-data-postprocess-path`: how far training and rollout are apart on trained
+    log-probs, onto `args`."""
     pairs = zip(data["log_probs"], data["rollout_log_probs"], data["loss_masks"], strict=True)
-    args.log_prob_differences.append(max(float(((p - q).abs() * mask).max()) for p, q, mask in pairs))
+    args.log_prob_differences.append(
+        max(float(((p - q).abs() * mask).max()) for p, q, mask in pairs)
+    )
 
 
 def check_loop(folder: Path, work: Path) -> Iterator[Finding]:
@@ -134,8 +160,14 @@ def check_loop(folder: Path, work: Path) -> Iterator[Finding]:
     from embedded.train import train
 
     path = work / "loop.yaml"
-    game = {"rollout_interaction_env_path": "tests.fixtures.counting_env", "tasks": ["count"], "env_backend": "inline"}
-    path.write_text(yaml.safe_dump({**game, "env": {"max_length": 6}, "eval": {"episodes": 4}, "n_env": 8}))
+    game = {
+        "rollout_interaction_env_path": "tests.fixtures.counting_env",
+        "tasks": ["count"],
+        "env_backend": "inline",
+    }
+    path.write_text(
+        yaml.safe_dump({**game, "env": {"max_length": 6}, "eval": {"episodes": 4}, "n_env": 8})
+    )
     sizes = {"rollout_batch_size": 32, "global_batch_size": 8, "rollout_max_response_len": 12}
     args = make_args(
         path,
@@ -147,7 +179,9 @@ def check_loop(folder: Path, work: Path) -> Iterator[Finding]:
     args.log_prob_differences = []
     train(args, _Tracker(turns))
     size = f"{len(turns)} updates, {sum(turns):.0f} turns"
-    yield Finding("embedded loop: log-probs, trainer - engine", size, max(args.log_prob_differences), 1e-4)
+    yield Finding(
+        "embedded loop: log-probs, trainer - engine", size, max(args.log_prob_differences), 1e-4
+    )
 
 
 @dataclass
@@ -187,10 +221,17 @@ def run_checks(device: torch.device, turns: int, longest: int, show: Callable[[s
     holds = True
     with tempfile.TemporaryDirectory() as work:
         folder = make_policy(Path(work) / "policy")
-        checks = (check_hook(device, turns, longest), check_trainer(folder), check_loop(folder, Path(work)))
+        checks = (
+            check_hook(device, turns, longest),
+            check_trainer(folder),
+            check_loop(folder, Path(work)),
+        )
         for finding in (finding for check in checks for finding in check):
             verdict = "ok" if finding.holds else "FAILED"
-            show(f"{verdict:6} {finding.what}: error {finding.error:.1e} (at most {finding.bound:g}); {finding.size}")
+            show(
+                f"{verdict:6} {finding.what}: error {finding.error:.1e} (at most "
+                f"{finding.bound:g}); {finding.size}"
+            )
             holds = holds and finding.holds
     return holds
 
@@ -201,12 +242,16 @@ def describe(device: torch.device) -> str:
         return f"CPU, torch {torch.__version__}; no GPU was checked"
     properties = torch.cuda.get_device_properties(device)
     memory = properties.total_memory / 2**30
-    return f"{properties.name}, {memory:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    return (
+        f"{properties.name}, {memory:.0f} GiB, torch {torch.__version__}, CUDA {torch.version.cuda}"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
     """Check, and say what was seen; 0 if all holds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--turns", type=int, default=2048, help="turns of the GAE batch, about")
     parser.add_argument("--longest", type=int, default=512, help="tokens of its longest turns")

@@ -1,4 +1,5 @@
-"""The GPU checks themselves, tried where there is no GPU: they run, they hold, and a wrong result does not pass."""
+"""The GPU checks themselves, tried where there is no GPU: they run, they hold, and a wrong result
+does not pass."""
 
 import os
 import subprocess
@@ -27,7 +28,9 @@ def test_all_checks_run_and_hold_without_a_gpu_when_asked_to() -> None:
     assert sum(line.startswith("ok") for line in lines) == 5
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU, which would be checked")
+@pytest.mark.skipif(
+    torch.cuda.is_available(), reason="this machine has a GPU, which would be checked"
+)
 def test_without_a_gpu_it_ends_with_one_sentence() -> None:
     done = run()
     assert done.returncode == 1 and done.stdout == ""

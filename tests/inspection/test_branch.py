@@ -1,4 +1,5 @@
-"""`slime-verlog branch`: exact replays, values against known ones, resumed runs, and what is refused."""
+"""`slime-verlog branch`: exact replays, values against known ones, resumed runs, and what is
+refused."""
 
 import json
 import math
@@ -65,14 +66,21 @@ def test_a_branch_sees_what_the_record_saw_up_to_its_turn(tmp_path: Path, case: 
     """Four environments run games of other packages: TextArena, MiniHack and NLE."""
     case.build().close()  # skips the test if a package is missing
     notes = {"kind": "notes", "every": 4, "budget": 4096, "keep": 1, "max_tokens": 32}
-    keys = {"rollout_interaction_env_path": case.module, "tasks": [case.task], "env": dict(case.options)}
+    keys = {
+        "rollout_interaction_env_path": case.module,
+        "tasks": [case.task],
+        "env": dict(case.options),
+    }
     keys |= {"max_turns": 12, "eval": {"episodes": 1}, "env_backend": "process", "env_workers": 1}
     keys |= {"memory": notes} if case.module == "envs.recall" else {}
     assert evaluate(*write_config(tmp_path, **keys), "--player", "random") == 0
     (record,) = read_episodes(tmp_path / "out")
     story = record["story"]
     last = len(story)
-    assert branch(tmp_path, "--turn", f"1,{last // 2},{last}", "--times", "2", "--player", "random") == 0
+    assert (
+        branch(tmp_path, "--turn", f"1,{last // 2},{last}", "--times", "2", "--player", "random")
+        == 0
+    )
     found = list(read_episodes(tmp_path / "branches"))
     assert len(found) == 2 * len({1, last // 2, last})
     for episode in found:
@@ -81,13 +89,18 @@ def test_a_branch_sees_what_the_record_saw_up_to_its_turn(tmp_path: Path, case: 
         assert episode["digests"][: steps + 1] == record["digests"][: steps + 1]
         prompts = [prompts_of(one, past + 1) for one in (record, episode)]
         assert prompts[0] == prompts[1], "of the new turn, too"
-        assert [turn["response"] for turn in episode["story"][:past]] == [turn["response"] for turn in story[:past]]
+        assert [turn["response"] for turn in episode["story"][:past]] == [
+            turn["response"] for turn in story[:past]
+        ]
 
 
 def test_values_of_a_known_game_lie_in_their_intervals(tmp_path: Path) -> None:
-    """The random player earns 1 in half of the turns with an even number; the episode's length is known."""
+    """The random player earns 1 in half of the turns with an even number; the episode's length is
+    known."""
     counted(tmp_path, env={"max_length": 40}, gamma_step=0.9)
-    number, record = max(enumerate(read_episodes(tmp_path / "out"), 1), key=lambda one: one[1]["turns"])
+    number, record = max(
+        enumerate(read_episodes(tmp_path / "out"), 1), key=lambda one: one[1]["turns"]
+    )
     length = record["turns"]
     turns = [1, 2, length // 2, length - 2]
     words = ["--episode", str(number), "--times", "64", "--player", "random"]
@@ -100,7 +113,9 @@ def test_values_of_a_known_game_lie_in_their_intervals(tmp_path: Path) -> None:
         discounted = state["discounted"]
         assert plain["low"] <= len(paid) / 2 <= plain["high"]
         assert discounted["low"] <= sum(paid) <= discounted["high"]
-        assert state["own"]["return_to_go"] == sum(one["reward"] for one in record["story"][turn - 1 :])
+        assert state["own"]["return_to_go"] == sum(
+            one["reward"] for one in record["story"][turn - 1 :]
+        )
 
 
 SURE = """
@@ -131,40 +146,60 @@ def test_a_game_without_luck_is_explained_whole_and_a_larger_sample_adds_states(
 
 
 def test_the_share_and_its_interval_are_those_of_the_process_that_made_the_returns() -> None:
-    """Twenty states in each of 60 episodes: 1 of the variance is the episode's, 1 the state's, 4 luck."""
+    """Twenty states in each of 60 episodes: 1 of the variance is the episode's, 1 the state's, 4
+    luck."""
     draw = np.random.default_rng(0)
     hits = 0
     for _ in range(20):
         episodes = np.repeat(np.arange(60), 20)
         values = draw.normal(size=60)[episodes] + draw.normal(size=1200)
         found = explained(values[:, None] + 2 * draw.normal(size=(1200, 4)), episodes.tolist())
-        assert found.value == pytest.approx(1 / 3, abs=0.1) and found.low is not None and found.high is not None
+        assert (
+            found.value == pytest.approx(1 / 3, abs=0.1)
+            and found.low is not None
+            and found.high is not None
+        )
         hits += found.low <= 1 / 3 <= found.high
     assert hits >= 16
     assert math.isnan(explained([[1.0, 1.0], [1.0, 1.0]], [1, 2]).value)
 
 
 def test_a_critic_explains_what_its_values_and_the_returns_share() -> None:
-    """Of 6 in all, 2 lie between states. A critic explains 2 if it knows them, 1 with noise of 1, and less than 0."""
+    """Of 6 in all, 2 lie between states. A critic explains 2 if it knows them, 1 with noise of 1,
+    and less than 0."""
     draw = np.random.default_rng(0)
     episodes = np.repeat(np.arange(60), 20)
     values = np.sqrt(2) * draw.normal(size=1200)
     returns = values[:, None] + 2 * draw.normal(size=(1200, 4))
     noise = draw.normal(size=1200)
-    for guesses, share in ((values + 7.0, 2 / 6), (values + noise, 1 / 6), (0 * values, 0.0), (-values, -1.0)):
+    for guesses, share in (
+        (values + 7.0, 2 / 6),
+        (values + noise, 1 / 6),
+        (0 * values, 0.0),
+        (-values, -1.0),
+    ):
         found = explained(returns, episodes.tolist(), guesses.tolist())
-        assert found.value == pytest.approx(share, abs=0.05) and found.low <= found.value <= found.high
+        assert (
+            found.value == pytest.approx(share, abs=0.05) and found.low <= found.value <= found.high
+        )
 
 
 def test_the_mean_has_students_interval_and_notes_are_not_discounted() -> None:
     found = mean_of([1.0, 2.0, 3.0, 4.0])
     assert found.high == pytest.approx(2.5 + 3.182 * math.sqrt(5 / 3) / 2, rel=0.01)
     assert mean_of([1.0, 2.0, 3.0]).high is None
-    turns = [{"reward": 1.0}, {"reward": 0.0, "summary": {}}, {"reward": 2.0, "moves": False}, {"reward": 4.0}]
+    turns = [
+        {"reward": 1.0},
+        {"reward": 0.0, "summary": {}},
+        {"reward": 2.0, "moves": False},
+        {"reward": 4.0},
+    ]
     assert return_to_go(turns, 0.5) == 1 + 0.5 * (2 + 4)
 
 
-@pytest.mark.parametrize("memory", [{"n": 2}, {"kind": "notes", "every": 3, "max_tokens": 8}], ids=str)
+@pytest.mark.parametrize(
+    "memory", [{"n": 2}, {"kind": "notes", "every": 3, "max_tokens": 8}], ids=str
+)
 def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
     engine: ScriptedEngine, tmp_path: Path, memory: dict[str, Any]
 ) -> None:
@@ -185,7 +220,9 @@ def test_a_model_continues_its_own_episode_and_that_of_a_player_without_tokens(
     assert branch(tmp_path, "--turn", "5", "--times", "2", *at(engine, tmp_path)) == 0
     record = next(read_episodes(tmp_path / "out"))
     for episode in read_episodes(tmp_path / "branches"):
-        assert [turn["response"] for turn in episode["story"][:4]] == [turn["response"] for turn in record["story"][:4]]
+        assert [turn["response"] for turn in episode["story"][:4]] == [
+            turn["response"] for turn in record["story"][:4]
+        ]
 
 
 def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path) -> None:
@@ -194,9 +231,24 @@ def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path
 
     with TinyServer(capacity=4) as server:
         env = {"url": server.url, "deterministic": True, "max_steps": 6, "default_action": "2"}
-        keys = {"rollout_interaction_env_path": "envs.openenv", "tasks": ["guess"], "eval": {"episodes": 1}, "env": env}
+        keys = {
+            "rollout_interaction_env_path": "envs.openenv",
+            "tasks": ["guess"],
+            "eval": {"episodes": 1},
+            "env": env,
+        }
         assert evaluate(*write_config(tmp_path, **keys, n_env=1), "--player", "random") == 0
-        words = ["--turn", "1,2", "--times", "4", "--player", "random", "--set", "env_backend=inline", "--set"]
+        words = [
+            "--turn",
+            "1,2",
+            "--times",
+            "4",
+            "--player",
+            "random",
+            "--set",
+            "env_backend=inline",
+            "--set",
+        ]
         said = branch(tmp_path, *words, "n_env=32", of=error_of)
         assert "8 branches would be played at once, and the servers have 4 " in said
         assert branch(tmp_path, *words, "n_env=1") == 0
@@ -208,7 +260,10 @@ def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path
         (["--turn", "99"], "--turn 99: episode 1 of {out} has the turns 1 to "),
         (["--turn", "1", "--episode", "9"], "{out} has no episode 9"),
         (["--sample", "9999"], "--sample 9999: the episodes have "),
-        (["--turn", "1", "--set", "env.max_length=3"], "--set env: a branch has the settings of its episode"),
+        (
+            ["--turn", "1", "--set", "env.max_length=3"],
+            "--set env: a branch has the settings of its episode",
+        ),
         (
             ["--turn", "1", "--player", "expert"],
             "--times 8: the player expert continues a state the same way each time",
@@ -217,12 +272,19 @@ def test_more_branches_than_the_servers_have_sessions_are_refused(tmp_path: Path
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
     counted(tmp_path)
-    assert sentence.format(out=tmp_path / "out") in branch(tmp_path, "--player", "random", *words, of=error_of)
+    assert sentence.format(out=tmp_path / "out") in branch(
+        tmp_path, "--player", "random", *words, of=error_of
+    )
 
 
 def test_each_point_of_a_sweep_keeps_its_settings_and_a_branch_has_none(tmp_path: Path) -> None:
     given = write_config(tmp_path, tasks=["count"], env={"max_length": 40})
-    assert evaluate(*given, "--player", "random", "--sweep", "memory.n=0,3", "--sweep", "gamma_step=0.5,1") == 0
+    assert (
+        evaluate(
+            *given, "--player", "random", "--sweep", "memory.n=0,3", "--sweep", "gamma_step=0.5,1"
+        )
+        == 0
+    )
     assert branch(tmp_path, "--sample", "24", "--times", "2", "--player", "random") == 0
     recorded = list(read_episodes(tmp_path / "out"))
     for episode in read_episodes(tmp_path / "branches"):
@@ -259,7 +321,10 @@ def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
         assert not (tmp_path / "branches" / "episodes.jsonl").exists()
 
     edit(file, lambda record: record["story"][1].update(response="no action"))
-    refused("the replay of episode 1 of .*game.py .task count, seed 1.* shows something else in turn 3: the env")
+    refused(
+        "the replay of episode 1 of .*game.py .task count, seed 1.* shows something else in turn "
+        "3: the env"
+    )
     edit(file, lambda record: record.pop("digests"))
     refused("episode 1 of .*game.py .* has no digests of its observations")
     file.write_text(whole)
@@ -270,9 +335,16 @@ def test_what_cannot_be_replayed_is_refused_by_name(tmp_path: Path) -> None:
     refused("there is no .*run.json, so the settings of the episodes are unknown")
     (tmp_path / "run.json").rename(tmp_path / "out" / "run.json")
     module.write_text(SURE + "\n")
-    refused("holds episodes of another version of the environment: .*game.py changed since; play them again with")
+    refused(
+        "holds episodes of another version of the environment: .*game.py changed since; play them "
+        "again with"
+    )
     shutil.rmtree(tmp_path / "out")
-    module.write_text(SURE.replace("class Sure(CountingGame):", "class Sure(CountingGame):\n    deterministic = False"))
+    module.write_text(
+        SURE.replace(
+            "class Sure(CountingGame):", "class Sure(CountingGame):\n    deterministic = False"
+        )
+    )
     counted(tmp_path, rollout_interaction_env_path=str(module), env={"max_length": 40})
     refused("error: episode 1 of .*game.py .* cannot be replayed: .* not deterministic")
 
@@ -283,9 +355,20 @@ def _branch(words: list[str]) -> None:
 
 @pytest.mark.slow
 def test_fifty_kills_leave_whole_rows_and_the_same_branches(tmp_path: Path) -> None:
-    """The rest is played after the last kill; random players make all branches equal to those of a run without one."""
+    """The rest is played after the last kill; random players make all branches equal to those of a
+    run without one."""
     counted(tmp_path, env={"max_length": 40, "slow_s": 0.002}, n_env=2)
-    words = [str(tmp_path / "out"), "--sample", "60", "--times", "12", "--player", "random", "--set", "n_env=4"]
+    words = [
+        str(tmp_path / "out"),
+        "--sample",
+        "60",
+        "--times",
+        "12",
+        "--player",
+        "random",
+        "--set",
+        "n_env=4",
+    ]
     words += ["--set", "env_backend=inline", "--out"]
     draw = random.Random(0)
     file = tmp_path / "killed" / "episodes.jsonl"
@@ -302,9 +385,14 @@ def test_fifty_kills_leave_whole_rows_and_the_same_branches(tmp_path: Path) -> N
         process.join()
         kills += 1
         whole = file.read_bytes().rpartition(b"\n")[0].splitlines() if file.exists() else []
-        keys = [(row["setting"], row["seed"], row.get("repeat", 0)) for row in map(json.loads, whole)]
+        keys = [
+            (row["setting"], row["seed"], row.get("repeat", 0)) for row in map(json.loads, whole)
+        ]
         assert len(set(keys)) == len(keys)
     for name in ("killed", "whole"):
         assert slime_verlog("branch", *words, tmp_path / name) == 0
-    rows = [sorted(json.dumps(row) for row in read_episodes(tmp_path / name)) for name in ("killed", "whole")]
+    rows = [
+        sorted(json.dumps(row) for row in read_episodes(tmp_path / name))
+        for name in ("killed", "whole")
+    ]
     assert rows[0] == rows[1] and len(rows[0]) == 720

@@ -1,4 +1,5 @@
-"""A generated game with one mistake is refused with one sentence, and the line of the user's method."""
+"""A generated game with one mistake is refused with one sentence, and the line of the user's
+method."""
 
 import sys
 from pathlib import Path
@@ -13,8 +14,18 @@ from tests.fixtures.command import slime_verlog
 
 PLAY = "return self.look(right)\n"
 MISTAKES = {
-    "play returns None": (PLAY, "self.look(right)\n", "`play` returned None; return a Frame", "def play("),
-    "no reward": ("reward=reward", "reward=None", "reward of a Frame must be float, got None", "return Frame("),
+    "play returns None": (
+        PLAY,
+        "self.look(right)\n",
+        "`play` returned None; return a Frame",
+        "def play(",
+    ),
+    "no reward": (
+        "reward=reward",
+        "reward=None",
+        "reward of a Frame must be float, got None",
+        "return Frame(",
+    ),
     "no metrics": (
         "            text,\n",
         "            text, metrics=None,\n",
@@ -23,8 +34,16 @@ MISTAKES = {
     ),
 }
 SCRIPTS = {
-    "expert_action": ("return env.plan[env.reached]\n", "return 3\n", "`expert_action` returned 3; return text"),
-    "explain_action": ('return f"Step', 'return None and f"Step', "`explain_action` returned None; return text"),
+    "expert_action": (
+        "return env.plan[env.reached]\n",
+        "return 3\n",
+        "`expert_action` returned 3; return text",
+    ),
+    "explain_action": (
+        'return f"Step',
+        'return None and f"Step',
+        "`explain_action` returned None; return text",
+    ),
 }
 
 
@@ -70,7 +89,17 @@ def test_a_script_that_returns_no_text_is_refused_wherever_it_is_asked(
     said = f"{sentence} ({write_broken(tmp_path, old, new, f'def {name}(')})"
     assert said in says(capfd, "check", "lights.yaml", "--no-prompt")
     if name == "expert_action":  # an evaluation does not ask for the explanation
-        assert said in says(capfd, "evaluate", "lights.yaml", "--player", "expert", "--episodes", "1", "--out", "out")
+        assert said in says(
+            capfd,
+            "evaluate",
+            "lights.yaml",
+            "--player",
+            "expert",
+            "--episodes",
+            "1",
+            "--out",
+            "out",
+        )
     with pytest.raises(EnvironmentFault) as caught:
         demonstrate(read_target("lights.yaml").settings, 1, 0.0, 0)
     assert str(caught.value) == said

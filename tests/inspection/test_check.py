@@ -1,4 +1,5 @@
-"""`slime-verlog check`: broken environments end in a sentence, and questionable ones in a warning."""
+"""`slime-verlog check`: broken environments end in a sentence, and questionable ones in a
+warning."""
 
 import re
 from pathlib import Path
@@ -70,7 +71,12 @@ QUESTIONABLE = {
         "warning actions: none of 20 answers drawn from actions was valid",
     ),
     "an answer without an action breaks the game": (
-        [("valid = response_text in self.actions", "valid = response_text.split()[0] in self.actions")],
+        [
+            (
+                "valid = response_text in self.actions",
+                "valid = response_text.split()[0] in self.actions",
+            )
+        ],
         "error contract: task 'stairs': step raised IndexError: list index out of range at",
     ),
     "an answer without an action counts as one": (
@@ -85,16 +91,28 @@ QUESTIONABLE = {
         [(SHOW, 'return "You wait. " * self.steps ** 2 + f"You stand'), HARD],
         "warning prompt: grows during the episode",
     ),
-    "a long observation": ([(SHOW, 'return "x" * 30_000 + f"You stand')], "warning observation: long: 30,021"),
-    "the expert loses": ([('return "up"', 'return "down"')], "warning expert: the expert does not succeed"),
-    "nothing ends the game": ([("max_steps = 20", "max_steps = 0"), HARD], "warning ending: an episode did not end"),
+    "a long observation": (
+        [(SHOW, 'return "x" * 30_000 + f"You stand')],
+        "warning observation: long: 30,021",
+    ),
+    "the expert loses": (
+        [('return "up"', 'return "down"')],
+        "warning expert: the expert does not succeed",
+    ),
+    "nothing ends the game": (
+        [("max_steps = 20", "max_steps = 0"), HARD],
+        "warning ending: an episode did not end",
+    ),
     "state survives a reset": (
         [(RESET, "self.steps, self.level = 0, getattr(self, 'level', 0)")],
         "error replay: the first observation after a second reset differs",
     ),
     "two episodes share their state": (
         [
-            ("class Stairs(BaseInteractionEnv):", "class Stairs(BaseInteractionEnv):\n    seen = []"),
+            (
+                "class Stairs(BaseInteractionEnv):",
+                "class Stairs(BaseInteractionEnv):\n    seen = []",
+            ),
             (RESET, RESET + "; self.seen.clear()"),
             ("self.steps += 1", "self.steps += 1; self.seen.append(1)"),
             (SHOW, 'return f"{len(self.seen)} turns. You stand'),
@@ -105,14 +123,22 @@ QUESTIONABLE = {
         [(SHOW, 'return f"{os.getpid()} You stand')],
         "error replay: the first observation in another process differs",
     ),
-    "one episode for all seeds": ([], "warning seeds: seed 0 and three others are the same episode"),
+    "one episode for all seeds": (
+        [],
+        "warning seeds: seed 0 and three others are the same episode",
+    ),
     "a game that says that it is random": (
-        [(SHOW, 'return f"{os.getpid()} You stand'), ("deterministic = True", "deterministic = False")],
-        "ok replay: the first observation in another process differs, as deterministic = False says",
+        [
+            (SHOW, 'return f"{os.getpid()} You stand'),
+            ("deterministic = True", "deterministic = False"),
+        ],
+        "ok replay: the first observation in another process differs, as deterministic = False "
+        "says",
     ),
     "returns that a critic cannot learn": (
         [('float(won), "ter', '100.0 * won, "ter')],
-        "warning scale: an episode's rewards add up to 100; keep returns between about -1 and 10, or the critic",
+        "warning scale: an episode's rewards add up to 100; keep returns between about -1 and "
+        "10, or the critic",
     ),
     "a fault in the middle": (
         [("in self.actions", "in self.actions and 0 <= 1 / (2 - self.steps)")],
@@ -124,7 +150,11 @@ QUESTIONABLE = {
 def write(folder: Path, code: str = GAME, **keys: Any) -> Path:
     (folder / "stairs.py").write_text(code)
     path = folder / "stairs.yaml"
-    config = {"rollout_interaction_env_path": str(folder / "stairs.py"), "tasks": ["stairs"], **keys}
+    config = {
+        "rollout_interaction_env_path": str(folder / "stairs.py"),
+        "tasks": ["stairs"],
+        **keys,
+    }
     path.write_text(yaml.safe_dump(config))
     return path
 
@@ -159,9 +189,13 @@ def test_a_questionable_environment_is_named_by_the_check_that_finds_it(
 def test_a_reward_beyond_the_discounts_reach_is_a_warning(
     tmp_path: Path, gamma: float | None, is_far: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = GAME.replace("max_steps = 20", "max_steps = 900").replace("won, late = self.level", "won, late = self.steps")
+    code = GAME.replace("max_steps = 20", "max_steps = 900").replace(
+        "won, late = self.level", "won, late = self.steps"
+    )
     keys = {} if gamma is None else {"gamma_step": gamma}
-    assert check(write(tmp_path, code.replace("== 3,", "== 300,"), **keys), "--max-turns", "400") == 0
+    assert (
+        check(write(tmp_path, code.replace("== 3,", "== 300,"), **keys), "--max-turns", "400") == 0
+    )
     found = found_in(capsys.readouterr().out)
     assert ("gamma_step 0.99, the first turn sees 5.0%" in found.get("discount", "")) == is_far
 
@@ -172,17 +206,23 @@ def test_returns_outside_the_critics_range_are_a_warning(
 ) -> None:
     assert check(write(tmp_path, GAME, value_loss="hl_gauss", value_range=ends)) == 0
     found = found_in(capsys.readouterr().out)["range"]
-    assert found.startswith(f"{status} value_range is [0, {ends[1]:g}], and the discounted returns are between 0")
+    assert found.startswith(
+        f"{status} value_range is [0, {ends[1]:g}], and the discounted returns are between 0"
+    )
 
 
 def test_a_working_environment_has_no_warnings_and_shows_its_prompt_with_roles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = GAME.replace("return Stairs()", "env = Stairs(); env.tower = sample.metadata['seed']; return env")
+    code = GAME.replace(
+        "return Stairs()", "env = Stairs(); env.tower = sample.metadata['seed']; return env"
+    )
     code = code.replace("{self.level}.", "{self.level}. This is tower {self.tower}.")
     assert check(write(tmp_path, code)) == 0
     shown = capsys.readouterr().out
-    assert "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in shown
+    assert (
+        "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in shown
+    )
     assert "expert       3 turns, return 1, progression 1, 100% of answers valid" in shown
     assert shown.endswith("1 task: no errors, no warnings\n")
 
@@ -193,7 +233,10 @@ def test_with_a_tokenizer_the_prompt_is_shown_as_rendered_with_its_tokens(
     chatml_tokenizer().save_pretrained(tmp_path / "model")
     assert check(write(tmp_path), "--model", tmp_path / "model") == 0
     shown = capsys.readouterr().out
-    assert "<|im_start|>system\nClimb to step 3.<|im_end|>\n<|im_start|>user\nCurrent Observation:" in shown
+    assert (
+        "<|im_start|>system\nClimb to step 3.<|im_end|>\n<|im_start|>user\nCurrent Observation:"
+        in shown
+    )
     assert " tokens) ---" in shown and "(about" not in shown
 
 
@@ -216,13 +259,18 @@ def test_the_tools_of_a_first_prompt_count_towards_the_budget(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chatml_tokenizer().save_pretrained(tmp_path / "model")
-    tool = {"type": "function", "function": {"name": "look", "description": "Look around. " * 200, "parameters": {}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "description": "Look around. " * 200, "parameters": {}},
+    }
     code = GAME.replace("max_steps = 20", f"max_steps = 20; tools = [{tool!r}]")
     write(tmp_path, code, memory={"kind": "notes", "budget": 300})
     assert check(tmp_path / "stairs.yaml", "--no-prompt", "--model", tmp_path / "model") == 1
     assert "budget: 300 is below the first prompt" in capsys.readouterr().out
     flags = RolloutFlags(hf_checkpoint=str(tmp_path / "model"), rollout_max_response_len=32)
-    settings = read_settings(RolloutSettings, yaml.safe_load((tmp_path / "stairs.yaml").read_text()))
+    settings = read_settings(
+        RolloutSettings, yaml.safe_load((tmp_path / "stairs.yaml").read_text())
+    )
     with pytest.raises(ConfigError, match="above memory.budget: 300"):
         try_each_task(settings, first_prompt_check(settings, flags))
 
@@ -272,4 +320,7 @@ def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], senten
 
 def test_a_yaml_without_tasks_is_told_so_in_terms_of_its_own_environment() -> None:
     said = error_of("check", ROOT / "custom_configs" / "geo3k.yaml")
-    assert "tasks is empty; name at least one task of envs.geo3k, as tasks: [NAME]" in said and "goto" not in said
+    assert (
+        "tasks is empty; name at least one task of envs.geo3k, as tasks: [NAME]" in said
+        and "goto" not in said
+    )

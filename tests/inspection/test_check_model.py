@@ -1,4 +1,5 @@
-"""`slime-verlog check --model` prints what a checkpoint's tokenizer and template do, and what they cannot do."""
+"""`slime-verlog check --model` prints what a checkpoint's tokenizer and template do, and what they
+cannot do."""
 
 import copy
 from pathlib import Path
@@ -19,14 +20,21 @@ def printed(folder: Path, tokenizer: Any, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr().out
 
 
-def test_the_profile_of_a_checkpoint_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_profile_of_a_checkpoint_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = printed(tmp_path, family("glm-4.7"), capsys)
-    assert "'<|user|>', '<|observation|>', '<|endoftext|>'" in text and "it opens the next role" in text
+    assert (
+        "'<|user|>', '<|observation|>', '<|endoftext|>'" in text
+        and "it opens the next role" in text
+    )
     assert "<arg_key>argument</arg_key>" in text and "the header opens them" in text
     assert "warning" not in text
 
 
-def test_a_family_that_is_not_listed_gets_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_family_that_is_not_listed_gets_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tokenizer = copy.deepcopy(chatml_tokenizer())
     tokenizer.chat_template = tokenizer.chat_template.replace("assistant\\n", "helper\\n")
     assert "of no family that docs/tokens.md lists" in printed(tmp_path, tokenizer, capsys)

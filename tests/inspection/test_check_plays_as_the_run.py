@@ -1,4 +1,5 @@
-"""`slime-verlog check` plays where the run plays, and tries what a random player never reaches: tools and graders."""
+"""`slime-verlog check` plays where the run plays, and tries what a random player never reaches:
+tools and graders."""
 
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,9 @@ never = tool(schema={"name": "never", "description": "N.", "parameters":
 """
 
 
-def check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, **files: str) -> tuple[int, dict[str, str]]:
+def check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, **files: str
+) -> tuple[int, dict[str, str]]:
     """Check `t.yaml` in the folder; return the exit code and the rows by name."""
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text)
@@ -91,10 +94,18 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, **files: s
     return code, found_in(capsys.readouterr().out)
 
 
-def game(needs: str, draws: str = "return None", backend: str = "inline", **keys: Any) -> dict[str, str]:
+def game(
+    needs: str, draws: str = "return None", backend: str = "inline", **keys: Any
+) -> dict[str, str]:
     lines = [f"{key}: {value}" for key, value in keys.items()]
-    config = f"rollout_interaction_env_path: game.py\ntasks: [t]\nenv_backend: {backend}\n" + "\n".join(lines)
-    return {"game__py": ALARM.replace("NEEDS", NEEDS[needs]).replace("DRAWS", draws), "t__yaml": config}
+    config = (
+        f"rollout_interaction_env_path: game.py\ntasks: [t]\nenv_backend: {backend}\n"
+        + "\n".join(lines)
+    )
+    return {
+        "game__py": ALARM.replace("NEEDS", NEEDS[needs]).replace("DRAWS", draws),
+        "t__yaml": config,
+    }
 
 
 def test_what_needs_the_main_thread_is_refused_under_inline_with_the_backend_that_works(
@@ -114,13 +125,17 @@ def test_an_event_loop_is_there_under_inline_and_a_bad_drawing_is_named(
     assert rows["render"].startswith("warning") and "render returned None" in rows["render"]
 
 
-def test_a_step_that_hangs_in_a_thread_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_step_that_hangs_in_a_thread_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     code, rows = check(tmp_path, monkeypatch, capsys, **game("endless", env_step_timeout_s=0.5))
     assert code == 1 and "game.py" in rows["contract"]
     assert "took longer than 0.5 s; end the loop there" in rows["contract"]
 
 
-def test_vlm_without_a_picture_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_vlm_without_a_picture_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
     with pytest.raises(SystemExit, match="env.vlm is set, but game.py shows no picture"):
         check(tmp_path, monkeypatch, capsys, **game("loop", env="{vlm: only}"))
 
@@ -132,13 +147,22 @@ def test_each_tool_is_called_and_the_reference_answer_is_graded(
         "rollout_interaction_env_path: envs.tools\ntasks: [train]\nenv:\n  tools: [my_tools.py]\n"
         "  grader: grader.py:NAME\n  data: [{question: '10 + 2?', answer: '12'}]\n"
     )
-    files = {"grader__py": GRADER, "my_tools__py": TOOLS, "t__yaml": config.replace("NAME", "grade")}
+    files = {
+        "grader__py": GRADER,
+        "my_tools__py": TOOLS,
+        "t__yaml": config.replace("NAME", "grade"),
+    }
     code, rows = check(tmp_path, monkeypatch, capsys, **files)
     assert code == 0
     assert rows["tool add"].startswith("ok ") and rows["tool add"].endswith("gave '1 m'")
     assert rows["tool broken"].startswith("warning ") and "no such service" in rows["tool broken"]
-    assert rows["tool never"].startswith("warning ") and "no arguments could be made" in rows["tool never"]
-    assert rows["grader"].startswith("ok "), "signals work, since graders run in the worker's main thread"
+    assert (
+        rows["tool never"].startswith("warning ")
+        and "no arguments could be made" in rows["tool never"]
+    )
+    assert rows["grader"].startswith("ok "), (
+        "signals work, since graders run in the worker's main thread"
+    )
     assert rows["seeds"].startswith("warning ")
     options = {"grader": "grader.py:stingy", "data": [{"question": "10 + 2?", "answer": "12"}]}
     env = build_env_from("envs.tools", {"task": "train", "seed": 0}, options)
@@ -185,7 +209,12 @@ PRINTS = 'f"turn {self.n}"'
     ],
 )
 def test_a_gymnasium_games_own_faults_are_named_with_the_games_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, changes: tuple[str, str], row: str, words: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Any,
+    changes: tuple[str, str],
+    row: str,
+    words: str,
 ) -> None:
     env = "env: {id: 'fixed.py:Fixed', default_action: left}"
     config = f"rollout_interaction_env_path: envs.gymnasium_text\ntasks: [default]\n{env}\n"
@@ -233,4 +262,7 @@ def test_an_environment_of_slimes_interface_plays_also_if_it_is_async(
     files = {"guess__py": SLIMES.replace("ASYNC ", is_async), "t__yaml": config}
     code, rows = check(tmp_path, monkeypatch, capsys, **files)
     assert code == 0 and "3 turns" in rows["random"] and rows["seeds"].startswith("ok ")
-    assert slime_verlog("evaluate", "t.yaml", "--player", "random", "--episodes", "3", "--out", "out") == 0
+    assert (
+        slime_verlog("evaluate", "t.yaml", "--player", "random", "--episodes", "3", "--out", "out")
+        == 0
+    )

@@ -1,4 +1,5 @@
-"""`slime-verlog compare`: pairs by setting, task and seed, paired bootstrap intervals, and what cannot be paired."""
+"""`slime-verlog compare`: pairs by setting, task and seed, paired bootstrap intervals, and what
+cannot be paired."""
 
 import re
 from pathlib import Path
@@ -15,7 +16,12 @@ from tests.fixtures.played_episodes import invented_episode, write_run
 def write(path: Path, won: list[bool], task: str = "goto", setting: str = "-", **keys: Any) -> None:
     """Add episodes from seed 0 on."""
     for seed, success in enumerate(won):
-        facts = {"success": success, "return": float(success), "progression": float(success), "task_name": task}
+        facts = {
+            "success": success,
+            "return": float(success),
+            "progression": float(success),
+            "task_name": task,
+        }
         facts |= {"env_path": "envs.babyai", "task": task}
         write_run(path, [invented_episode(seed, 1, **{**facts, **keys})], path.name, setting)
 
@@ -30,7 +36,9 @@ def line(text: str, start: str) -> list[str]:
     return re.split(r"\s{2,}", next(row for row in text.splitlines() if row.startswith(start)))
 
 
-def test_pairs_are_compared_per_task_and_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_are_compared_per_task_and_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "a", [False] * 30 + [True] * 10)
     write(tmp_path / "b", [True] * 24 + [False] * 6 + [False] * 2 + [True] * 8)
     write(tmp_path / "a", [True] * 5, "open")
@@ -58,14 +66,18 @@ def test_an_interval_needs_more_pairs_than_its_two_ends(
     assert [line(text, start)[-1].startswith("[") for start in ("one", "all")] == [has_interval] * 2
 
 
-def test_the_settings_of_a_seed_are_one_pair_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_settings_of_a_seed_are_one_pair_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for setting in ("n=1", "n=2", "n=4"):
         write(tmp_path / "a", [False] * 10 + [True] * 5, setting=setting)
         write(tmp_path / "b", [True] * 15, setting=setting)
     lines = compare(tmp_path, capsys).splitlines()
     [of_one] = [row for row in lines if row.startswith("n=1")]
     [of_all] = [row for row in lines if row.startswith("all")]
-    assert of_all.split()[2:] == of_one.split()[2:], "three copies of the same pairs tell no more than one"
+    assert of_all.split()[2:] == of_one.split()[2:], (
+        "three copies of the same pairs tell no more than one"
+    )
 
 
 def test_failed_and_unpaired_episodes_are_left_out_and_counted(

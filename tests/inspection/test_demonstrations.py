@@ -1,4 +1,5 @@
-"""Demonstrations as slime's supervised data: prompts as in a rollout, with training only on the expert's answers."""
+"""Demonstrations as slime's supervised data: prompts as in a rollout, with training only on the
+expert's answers."""
 
 import importlib.util
 import itertools
@@ -27,7 +28,9 @@ def export(folder: Path, name: str, *more: str, max_turns: int = 100) -> list[di
     """The rows of two episodes, or of as many as `more` says."""
     config = folder / f"{name}.yaml"
     out = folder / "rows.jsonl"
-    config.write_text((CONFIGS / config.name).read_text(encoding="utf-8") + f"\nmax_turns: {max_turns}\n")
+    config.write_text(
+        (CONFIGS / config.name).read_text(encoding="utf-8") + f"\nmax_turns: {max_turns}\n"
+    )
     main(["--config", str(config), "--episodes", "2", "--out", str(out), "--overwrite", *more])
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
@@ -66,7 +69,9 @@ def test_demonstrated_seeds_are_neither_training_nor_evaluation_seeds(tmp_path: 
     drawn = []
     for seed in ("0", "5000", "-1"):
         seeds = {row["metadata"]["seed"] for row in export(tmp_path, "babyai", "--seed", seed)}
-        assert len(seeds) == 2 and all(found in DEMONSTRATION_SEEDS and found not in held_out for found in seeds)
+        assert len(seeds) == 2 and all(
+            found in DEMONSTRATION_SEEDS and found not in held_out for found in seeds
+        )
         drawn += sorted(seeds)
     assert len(set(drawn)) == 6
 
@@ -83,12 +88,16 @@ def test_demonstrations_share_no_textworld_games_with_training_or_evaluation() -
     assert not games[2] & (games[0] | games[1])
 
 
-def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_rollouts(tmp_path: Path) -> None:
+def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_rollouts(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     checkouts = slime_checkouts()
     if not checkouts:
         pytest.skip("set SLIME_PATH to a slime checkout to compare with its loss mask")
-    spec = importlib.util.spec_from_file_location("slime_mask_utils", checkouts[0] / "slime/utils/mask_utils.py")
+    spec = importlib.util.spec_from_file_location(
+        "slime_mask_utils", checkouts[0] / "slime/utils/mask_utils.py"
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -121,7 +130,9 @@ def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text("earlier")
     command = ["--config", str(CONFIGS / "sokoban.yaml"), "--episodes", "1", "--out", str(out)]
-    with pytest.raises(SystemExit, match="exists; give another file, or replace this one with --overwrite"):
+    with pytest.raises(
+        SystemExit, match="exists; give another file, or replace this one with --overwrite"
+    ):
         main(command)
     assert out.read_text() == "earlier"
     main([*command, "--overwrite"])

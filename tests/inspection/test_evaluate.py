@@ -1,4 +1,5 @@
-"""`slime-verlog evaluate`: scripted players, a model's folder and an engine; tables, resumed runs, failures."""
+"""`slime-verlog evaluate`: scripted players, a model's folder and an engine; tables, resumed runs,
+failures."""
 
 import asyncio
 import json
@@ -64,7 +65,14 @@ def engine() -> Iterator[ScriptedEngine]:
 def at(engine: ScriptedEngine, folder: Path) -> list[str]:
     """The options for the player behind `engine`."""
     tokenizer = rollout_args(folder).hf_checkpoint
-    return ["--player", f"http://127.0.0.1:{engine.port}", "--tokenizer", tokenizer, "--max-response-len", "32"]
+    return [
+        "--player",
+        f"http://127.0.0.1:{engine.port}",
+        "--tokenizer",
+        tokenizer,
+        "--max-response-len",
+        "32",
+    ]
 
 
 def test_a_sweep_has_one_row_per_value_and_task(
@@ -83,12 +91,20 @@ def test_a_sweep_has_one_row_per_value_and_task(
     out = tmp_path / "out"
     printed = capsys.readouterr().out
     assert printed.count("memory.n=2") == 3 and f" view {out}\n" in printed
-    assert re.match(r"\| setting +\| task +\| +n \| failed \| +win rate \|", (out / "table.md").read_text())
+    assert re.match(
+        r"\| setting +\| task +\| +n \| failed \| +win rate \|", (out / "table.md").read_text()
+    )
 
 
-def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(tmp_path: Path) -> None:
+def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_table(
+    tmp_path: Path,
+) -> None:
     pytest.importorskip("crafter", reason="Crafter needs pip install 'slime-verlog[envs]'")
-    keys = {"rollout_interaction_env_path": "envs.crafter", "tasks": ["default"], "eval": {"episodes": 2}}
+    keys = {
+        "rollout_interaction_env_path": "envs.crafter",
+        "tasks": ["default"],
+        "eval": {"episodes": 2},
+    }
     given = write_config(tmp_path, **keys, max_turns=30)
     assert evaluate(*given, "--player", "random") == 0
     (row,) = rows_of(tmp_path)
@@ -104,9 +120,14 @@ def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path
     tables = []
     for name in ("a", "b"):
         out = tmp_path / name
-        assert evaluate(*given, "--player", str(folder), "--max-response-len", "8", "--out", str(out)) == 0
+        assert (
+            evaluate(*given, "--player", str(folder), "--max-response-len", "8", "--out", str(out))
+            == 0
+        )
         tables.append((out / "table.md").read_text())
-        tables.append(sorted(str([turn["response"] for turn in e["story"]]) for e in read_episodes(out)))
+        tables.append(
+            sorted(str([turn["response"] for turn in e["story"]]) for e in read_episodes(out))
+        )
     assert tables[:2] == tables[2:] and "Player tiny" in tables[0]
 
 
@@ -133,8 +154,13 @@ def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_policy(tmp_path / "tiny")
-    given = write_config(tmp_path, tasks=["count"], history="full", env={"length_of": f"{COUNTING}.always_long"})
-    assert evaluate(*given, "--player", str(folder), "--max-response-len", "16", "--episodes", "2") == 0
+    given = write_config(
+        tmp_path, tasks=["count"], history="full", env={"length_of": f"{COUNTING}.always_long"}
+    )
+    assert (
+        evaluate(*given, "--player", str(folder), "--max-response-len", "16", "--episodes", "2")
+        == 0
+    )
     (row,) = rows_of(tmp_path)
     assert (row["n"], row["failed"], row["context"]) == (2, 0, 2)
     assert "2 episodes ended because the next prompt was too long" in capsys.readouterr().out
@@ -151,10 +177,18 @@ def test_a_faulty_environment_fails_the_command_and_is_counted_apart_from_the_me
     shown = capsys.readouterr()
     fault = "task count, seed 1000000002: step raised RuntimeError: the game broke"
     assert f"the first fault: {fault}" in shown.err and "counting_env.py:" in shown.err
-    assert "error: 1 of 4 episodes failed" in shown.err and "--allow-failures 1 accepts them" in shown.err
-    assert "1 failed episodes (environment lost, or prompt refused) are not part of the means" in shown.out
+    assert (
+        "error: 1 of 4 episodes failed" in shown.err
+        and "--allow-failures 1 accepts them" in shown.err
+    )
+    assert (
+        "1 failed episodes (environment lost, or prompt refused) are not part of the means"
+        in shown.out
+    )
     assert evaluate(*given, "--allow-failures", "1") == 0
-    assert len(list(read_episodes(tmp_path / "out"))) == 4, "the failed episode was played again, in its own place"
+    assert len(list(read_episodes(tmp_path / "out"))) == 4, (
+        "the failed episode was played again, in its own place"
+    )
 
 
 def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
@@ -168,15 +202,24 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (["--player", "expertt"], "random, expert, a model's folder or an address, got 'expertt'; did you mean expert"),
+        (
+            ["--player", "expertt"],
+            "random, expert, a model's folder or an address, got 'expertt'; did you mean expert",
+        ),
         (["--player", "http://127.0.0.1:1"], "give --tokenizer FOLDER with the model's tokenizer"),
         (["--player", "http://127.0.0.1:1/v1"], "give --model NAME"),
-        (["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}"], "no tokenizer can be loaded from"),
+        (
+            ["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}"],
+            "no tokenizer can be loaded from",
+        ),
         (
             ["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}/model"],
             "no engine answers at http://127.0.0.1:1",
         ),
-        (["--player", "http://127.0.0.1:1/v1", "--model", "x"], "no engine answers at http://127.0.0.1:1/v1/models"),
+        (
+            ["--player", "http://127.0.0.1:1/v1", "--model", "x"],
+            "no engine answers at http://127.0.0.1:1/v1/models",
+        ),
         (["--player", "{folder}"], "is not a Hugging Face folder: it has no config.json"),
         (["--player", "expert"], f"{COUNTING} has no function expert_action"),
         (["--sweep", "memory.n"], "--sweep must look like memory.n=1,2,4, got 'memory.n'"),
@@ -189,7 +232,9 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
 def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
     rollout_args(tmp_path)
     given = write_config(tmp_path)
-    said = error_of("evaluate", *given, "--player", "random", *(word.format(folder=tmp_path) for word in extra))
+    said = error_of(
+        "evaluate", *given, "--player", "random", *(word.format(folder=tmp_path) for word in extra)
+    )
     assert words in said and not list((tmp_path / "out").glob("*.jsonl"))
 
 

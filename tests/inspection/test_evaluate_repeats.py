@@ -1,4 +1,5 @@
-"""`slime-verlog evaluate --repeats`: pass@k and pass^k as a count over all subsets gives them, and pairs of seeds."""
+"""`slime-verlog evaluate --repeats`: pass@k and pass^k as a count over all subsets gives them, and
+pairs of seeds."""
 
 import itertools
 import re
@@ -41,11 +42,20 @@ def by_seed(folder: Path) -> list[list[bool]]:
 def test_pass_at_k_is_that_of_all_subsets_and_more_repeats_are_added(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play(tmp_path, ["--repeats", "2"], ["--repeats", "4"], right=lambda number: number % 3 == 0 or number > 15)
+    play(
+        tmp_path,
+        ["--repeats", "2"],
+        ["--repeats", "4"],
+        right=lambda number: number % 3 == 0 or number > 15,
+    )
     assert "10 of 20 episodes are already in" in capsys.readouterr().err
     wins = by_seed(tmp_path)
     (row,) = rows_of(tmp_path)
-    assert [len(repeats) for repeats in wins] == [4] * 5 and row["n"] == 20 and row["success"]["n"] == 5
+    assert (
+        [len(repeats) for repeats in wins] == [4] * 5
+        and row["n"] == 20
+        and row["success"]["n"] == 5
+    )
     assert row["success"]["mean"] == pytest.approx(statistics.fmean(map(statistics.fmean, wins)))
     for k in (2, 3, 4):
         subsets = [list(itertools.combinations(repeats, k)) for repeats in wins]
@@ -57,7 +67,8 @@ def test_pass_at_k_is_that_of_all_subsets_and_more_repeats_are_added(
 
 
 def test_repeats_are_one_pair_per_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # One at a time, so that the same requests are answered rightly on a busy machine: not all repeats of a seed.
+    # One at a time, so that the same requests are answered rightly on a busy machine: not all
+    # repeats of a seed.
     play(tmp_path / "a", ["--repeats", "2"], right=lambda number: number % 3 == 0, n_env=1)
     play(tmp_path / "b", [], right=lambda number: True)
     capsys.readouterr()
@@ -67,4 +78,7 @@ def test_repeats_are_one_pair_per_seed(tmp_path: Path, capsys: pytest.CaptureFix
     mean = statistics.fmean(map(statistics.fmean, by_seed(tmp_path / "a")))
     assert any(len(set(repeats)) == 2 for repeats in by_seed(tmp_path / "a"))
     assert end.value.code == 0 and re.search(rf"sums +5 +win rate +{mean:.3f} +1.000", text)
-    assert f"seeds that B won more often: {sum(not all(repeats) for repeats in by_seed(tmp_path / 'a'))}: " in text
+    assert (
+        "seeds that B won more often: "
+        f"{sum(not all(repeats) for repeats in by_seed(tmp_path / 'a'))}: " in text
+    )

@@ -15,7 +15,9 @@ from tests.fixtures.command import error_of
 from tests.inspection.test_evaluate import COUNTING, ROOT, evaluate, rows_of, write_config
 
 
-def test_more_episodes_are_added_to_those_that_were_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_episodes_are_added_to_those_that_were_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     given = [*write_config(tmp_path, tasks=["count"]), "--player", "random"]
     assert evaluate(*given) == 0
     first = list(read_episodes(tmp_path / "out"))
@@ -29,28 +31,44 @@ def test_more_episodes_are_added_to_those_that_were_played(tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (["--player", "expert"], "holds a run with other settings: player.name is 'random' there and 'expert' here"),
-        (["--set", "env.slow_s=0.1"], "holds a run with other settings: config.env.slow_s is None there and 0.1 here"),
+        (
+            ["--player", "expert"],
+            "holds a run with other settings: player.name is 'random' there and 'expert' here",
+        ),
+        (
+            ["--set", "env.slow_s=0.1"],
+            "holds a run with other settings: config.env.slow_s is None there and 0.1 here",
+        ),
     ],
 )
 def test_a_folder_of_another_run_is_refused(tmp_path: Path, extra: list[str], words: str) -> None:
     module = tmp_path / "with_expert.py"
-    module.write_text(f"from {COUNTING} import build_env\n\ndef expert_action(env):\n    return 'left'\n")
+    module.write_text(
+        f"from {COUNTING} import build_env\n\ndef expert_action(env):\n    return 'left'\n"
+    )
     given = write_config(tmp_path, rollout_interaction_env_path=str(module))
     assert evaluate(*given, "--player", "random") == 0
-    assert f"{tmp_path}/out {words}; choose another --out" in error_of("evaluate", *given, "--player", "random", *extra)
+    assert f"{tmp_path}/out {words}; choose another --out" in error_of(
+        "evaluate", *given, "--player", "random", *extra
+    )
 
 
 @pytest.mark.parametrize("changed", ["game.py", "prompt.j2", "rules.py"])
 def test_results_of_another_version_of_the_environment_are_not_printed_as_if_they_were_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
-    (tmp_path / "game.py").write_text(f"from {COUNTING} import build_env\nimport rules\nPROMPT = 'prompt.j2'\n")
+    (tmp_path / "game.py").write_text(
+        f"from {COUNTING} import build_env\nimport rules\nPROMPT = 'prompt.j2'\n"
+    )
     (tmp_path / "rules.py").write_text("LENGTH = 3\n")
     (tmp_path / "prompt.j2").write_text("Count.")
     (tmp_path / "unrelated.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
-    given = [*write_config(tmp_path, rollout_interaction_env_path=str(tmp_path / "game.py")), "--player", "random"]
+    given = [
+        *write_config(tmp_path, rollout_interaction_env_path=str(tmp_path / "game.py")),
+        "--player",
+        "random",
+    ]
     assert evaluate(*given) == 0
     (tmp_path / "unrelated.py").write_text("x = 1\n")
     assert evaluate(*given, "--episodes", "5") == 0, "the environment is the same"
@@ -76,7 +94,9 @@ def test_a_line_that_was_cut_is_dropped_and_its_episode_played_again(tmp_path: P
 def start(given: list[str], episodes: Path, lines: int) -> subprocess.Popen[str]:
     """The command in another process, once it has played `lines` episodes."""
     command = [sys.executable, "-m", "inspection", "evaluate", *given]
-    process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     while not episodes.exists() or episodes.read_bytes().count(b"\n") < lines:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.02)
@@ -84,11 +104,18 @@ def start(given: list[str], episodes: Path, lines: int) -> subprocess.Popen[str]
 
 
 def slow_run(folder: Path, episodes: int = 12) -> list[str]:
-    keys = {"env": {"slow_s": 0.05}, "env_backend": "process", "env_workers": 2, "eval": {"episodes": episodes}}
+    keys = {
+        "env": {"slow_s": 0.05},
+        "env_backend": "process",
+        "env_workers": 2,
+        "eval": {"episodes": episodes},
+    }
     return [*write_config(folder, tasks=["count"], **keys), "--player", "random"]
 
 
-def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(
+    tmp_path: Path,
+) -> None:
     given = slow_run(tmp_path)
     out = tmp_path / "out"
     process = start(given, out / "episodes.jsonl", 3)
@@ -110,5 +137,8 @@ def test_ctrl_c_ends_in_a_sentence_and_keeps_what_was_played(tmp_path: Path) -> 
     shown, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in errors
     kept = len(list(read_episodes(out)))
-    assert f"interrupted: {kept} of 2000 episodes are in {out}, and the same command plays the others" in errors
+    assert (
+        f"interrupted: {kept} of 2000 episodes are in {out}, and the same command plays the others"
+        in errors
+    )
     assert kept >= 2 and f"Incomplete: {kept} of 2000 episodes were played" in shown

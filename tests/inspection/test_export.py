@@ -23,7 +23,13 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-INFO = {"executed_action": "go", "valid_action": True, "reward": 0.5, "truncated": False, "progression": 1.0}
+INFO = {
+    "executed_action": "go",
+    "valid_action": True,
+    "reward": 0.5,
+    "truncated": False,
+    "progression": 1.0,
+}
 
 
 def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
@@ -32,17 +38,35 @@ def conversation_episode(seed: int = 1, **facts: Any) -> dict[str, Any]:
     messages = [{"role": "system", "content": "Play."}]
     for turn in range(3):
         messages = [*messages, {"role": "user", "content": f"You are at {turn}."}]
-        story.add(messages, (), f"go {turn}", {**INFO, "valid_action": turn != 1, "terminated": turn == 2})
+        story.add(
+            messages, (), f"go {turn}", {**INFO, "valid_action": turn != 1, "terminated": turn == 2}
+        )
         messages = [*messages, {"role": "assistant", "content": f"go {turn}"}]
-    return {**invented_episode(seed), "messages": story.messages, "story": story.turns, "return": 1.5, **facts}
+    return {
+        **invented_episode(seed),
+        "messages": story.messages,
+        "story": story.turns,
+        "return": 1.5,
+        **facts,
+    }
 
 
 def scripted_episode(player: str, response: str) -> dict[str, Any]:
     """One turn under a prompt that asks for a thought and an action."""
     story = Transcript()
-    prompt = [{"role": "user", "content": "Answer in exactly this form:\nTHINK: your reasoning\nACTION: one action"}]
+    prompt = [
+        {
+            "role": "user",
+            "content": "Answer in exactly this form:\nTHINK: your reasoning\nACTION: one action",
+        }
+    ]
     story.add(prompt, (), response, {**INFO, "terminated": True})
-    return {**invented_episode(1), "messages": story.messages, "story": story.turns, "player": player}
+    return {
+        **invented_episode(1),
+        "messages": story.messages,
+        "story": story.turns,
+        "player": player,
+    }
 
 
 def test_bare_actions_of_a_scripted_player_are_not_written_as_answers_to_a_prompt_that_asks_for_more(
@@ -50,9 +74,15 @@ def test_bare_actions_of_a_scripted_player_are_not_written_as_answers_to_a_promp
 ) -> None:
     write_run(tmp_path / "bare", [scripted_episode("expert", "go west")])
     error = export(tmp_path / "bare", tmp_path / "bare.jsonl", of=error_of)
-    assert "the player expert answered 'go west'" in error and "python -m inspection.demonstrations" in error
+    assert (
+        "the player expert answered 'go west'" in error
+        and "python -m inspection.demonstrations" in error
+    )
     assert not (tmp_path / "bare.jsonl").exists()
-    for player, response in (("expert", "THINK: The exit is west.\nACTION: go west"), ("my-model", "go west")):
+    for player, response in (
+        ("expert", "THINK: The exit is west.\nACTION: go west"),
+        ("my-model", "go west"),
+    ):
         run = write_run(tmp_path / player, [scripted_episode(player, response)])
         assert export(run, tmp_path / f"{player}.jsonl") == 0
 
@@ -67,12 +97,26 @@ def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_pa
     for number, row in enumerate(windows):
         turn = played["story"][number]
         prompt = [played["messages"][index] for index in turn["prompt"]]
-        assert [(m["role"], m["content"]) for m in row["messages"][:-1]] == [(m["role"], m["content"]) for m in prompt]
-        assert row["messages"][-1] == {"role": "assistant", "content": turn["response"], "step_loss_mask": 1}
+        assert [(m["role"], m["content"]) for m in row["messages"][:-1]] == [
+            (m["role"], m["content"]) for m in prompt
+        ]
+        assert row["messages"][-1] == {
+            "role": "assistant",
+            "content": turn["response"],
+            "step_loss_mask": 1,
+        }
         shown = [m["step_loss_mask"] for m in row["messages"][:-1] if m["role"] == "assistant"]
         assert shown == [0] * (number > 0)
-        assert (row["metadata"]["turn"], row["metadata"]["turns"], row["metadata"]["seed"]) == (number, 1, 3)
-    assert [m["content"] for m in whole["messages"] if m["role"] == "assistant"] == ["go 0", "go 1", "go 2"]
+        assert (row["metadata"]["turn"], row["metadata"]["turns"], row["metadata"]["seed"]) == (
+            number,
+            1,
+            3,
+        )
+    assert [m["content"] for m in whole["messages"] if m["role"] == "assistant"] == [
+        "go 0",
+        "go 1",
+        "go 2",
+    ]
     assert all(m["step_loss_mask"] for m in whole["messages"])
     assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
 
@@ -139,7 +183,11 @@ def test_an_export_that_fails_in_the_middle_leaves_an_earlier_file_as_it_was(
 
 
 def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
-    call = {"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+    call = {
+        "id": "c00000000",
+        "type": "function",
+        "function": {"name": "add", "arguments": {"a": 2}},
+    }
     messages = [
         {"role": "user", "content": "Add."},
         {"role": "assistant", "content": "", "reasoning_content": "So.", "tool_calls": [call]},
@@ -150,7 +198,9 @@ def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
     write_run(tmp_path, [episode])
     assert export(tmp_path, tmp_path / "rows.jsonl") == 0
     (row,) = rows(tmp_path / "rows.jsonl")
-    assert row["messages"][:-1] == [m | {"step_loss_mask": int(m["role"] != "assistant")} for m in messages]
+    assert row["messages"][:-1] == [
+        m | {"step_loss_mask": int(m["role"] != "assistant")} for m in messages
+    ]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +209,10 @@ def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
         (["nowhere", "--out", "a.jsonl"], "nowhere does not exist"),
         (["run", "--out", "a.json"], "--out must end in .jsonl"),
         (["seen", "--out", "a.jsonl"], "seed 9 has pictures"),
-        (["damaged", "--out", "a.jsonl"], "line 1, is not an episode: return: Input should be a finite number"),
+        (
+            ["damaged", "--out", "a.jsonl"],
+            "line 1, is not an episode: return: Input should be a finite number",
+        ),
         (["dumps", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
     ],
 )

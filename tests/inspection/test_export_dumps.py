@@ -27,10 +27,14 @@ def test_a_response_has_no_end_token(dumps: Path, tmp_path: Path) -> None:
 def test_a_decoder_drops_the_end_token_and_keeps_other_control_tokens() -> None:
     ids = TOKENIZER.encode("a<|im_start|>b<|im_end|><|endoftext|>", add_special_tokens=False)
     assert Decoder(TOKENIZER).response(ids) == "a<|im_start|>b"
-    assert Decoder().response(ids, "a<|im_end|>") == "a" and Decoder().response(ids).startswith("An answer of 5 tokens")
+    assert Decoder().response(ids, "a<|im_end|>") == "a" and Decoder().response(ids).startswith(
+        "An answer of 5 tokens"
+    )
 
 
-def test_an_episode_with_images_is_refused_and_its_placeholders_are_shown_once(dumps: Path, tmp_path: Path) -> None:
+def test_an_episode_with_images_is_refused_and_its_placeholders_are_shown_once(
+    dumps: Path, tmp_path: Path
+) -> None:
     samples = make_samples(make_turn(1, 0, last=True))
     samples[0].multimodal_train_inputs = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
     save_like_slime(dumps, samples, 0)

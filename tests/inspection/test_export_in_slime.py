@@ -31,12 +31,16 @@ print(json.dumps([[sample.tokens, sample.loss_mask] for (sample,) in samples]))
 
 
 def test_slime_reads_the_rows_and_trains_on_the_models_answers_alone(tmp_path: Path) -> None:
-    """slime's own reader and supervised rollout; the prompts' tokens equal those of our rollouts."""
+    """slime's own reader and supervised rollout; the prompts' tokens equal those of our
+    rollouts."""
     pytest.importorskip("pyarrow", reason="slime's reader needs pyarrow")
     checkouts = slime_checkouts()
     if not checkouts:
         pytest.skip("set SLIME_PATH to a slime checkout to read the rows with its code")
-    tool = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "look", "description": "Look.", "parameters": {}},
+    }
     write_run(tmp_path, [invented_episode(1, tools=[tool]), conversation_episode(2)])
     out = tmp_path / "rows.jsonl"
     tokenizer = chatml_tokenizer()
@@ -44,16 +48,27 @@ def test_slime_reads_the_rows_and_trains_on_the_models_answers_alone(tmp_path: P
     tokenizer.save_pretrained(str(tmp_path / "model"))
     command = [sys.executable, "-W", "ignore", "-c", SUPERVISED, str(out), str(tmp_path / "model")]
     environment = {**os.environ, "PYTHONPATH": str(checkouts[0])}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     read = json.loads(done.stdout.splitlines()[-1])
     assert len(read) == 4
     for row, (tokens, mask) in zip(rows(out), read, strict=True):
         masked = len(tokens) - len(mask)
         trained = [token for token, wanted in zip(tokens[masked:], mask, strict=True) if wanted]
-        answers = [m["content"] for m in row["messages"] if m["role"] == "assistant" and m["step_loss_mask"]]
+        answers = [
+            m["content"]
+            for m in row["messages"]
+            if m["role"] == "assistant" and m["step_loss_mask"]
+        ]
         assert tokenizer.decode(trained) == "".join(f"{answer}<|im_end|>\n" for answer in answers)
-        first = next(place for place, message in enumerate(row["messages"]) if message["role"] == "assistant")
-        prompt = [{key: message[key] for key in ("role", "content")} for message in row["messages"][:first]]
+        first = next(
+            place for place, message in enumerate(row["messages"]) if message["role"] == "assistant"
+        )
+        prompt = [
+            {key: message[key] for key in ("role", "content")}
+            for message in row["messages"][:first]
+        ]
         encoder = DeltaEncoder(tokenizer, tools=json.loads(row["tools"]))
         assert tokens[:masked] == list(encoder.prompt(prompt).token_ids)

@@ -17,11 +17,15 @@ def test_a_package_counts_with_its_templates_and_without_the_interface() -> None
     assert all(name.startswith("babyai/") for name in found)
 
 
-def test_a_file_counts_with_what_it_imports_and_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_counts_with_what_it_imports_and_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     game = tmp_path / "games"
     (game / "parts").mkdir(parents=True)
     (game / "templates").mkdir()
-    (game / "game.py").write_text("import json\nfrom parts import walls\nimport rules\nNAME = 'prompt.j2'\n")
+    (game / "game.py").write_text(
+        "import json\nfrom parts import walls\nimport rules\nNAME = 'prompt.j2'\n"
+    )
     (game / "rules.py").write_text("from more import LENGTH\n")
     (game / "other.py").write_text("")
     (game / "more.py").write_text("LENGTH = 3\n")
@@ -30,15 +34,27 @@ def test_a_file_counts_with_what_it_imports_and_names(tmp_path: Path, monkeypatc
     (game / "parts" / "doors.py").write_text("")
     (game / "templates" / "prompt.j2").write_text("Go.")
     own = {"games/game.py", "games/rules.py", "games/more.py", "templates/prompt.j2"}
-    assert names(str(game / "game.py")) == {*own, "parts/__init__.py", "parts/walls.py", "parts/doors.py"}
+    assert names(str(game / "game.py")) == {
+        *own,
+        "parts/__init__.py",
+        "parts/walls.py",
+        "parts/doors.py",
+    }
 
 
-def test_files_that_the_configuration_names_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_the_configuration_names_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     files = ("tools.py", "reward.py", "data.jsonl")
     for name in files:
         (tmp_path / name).write_text("x = 1\n")
-    settings = {"tools": ["tools.py:add"], "grader": "reward.score", "data": "data.jsonl", "prompt": "Add. " * 2000}
+    settings = {
+        "tools": ["tools.py:add"],
+        "grader": "reward.score",
+        "data": "data.jsonl",
+        "prompt": "Add. " * 2000,
+    }
     assert names(env=settings, tasks=["default"]) == {
         f"{tmp_path.name}/{name}" for name in ("tools.py", "reward.py", "data.jsonl")
     }

@@ -1,4 +1,5 @@
-"""A full disk or a folder that cannot be written ends a command in one sentence, and leaves no half files."""
+"""A full disk or a folder that cannot be written ends a command in one sentence, and leaves no half
+files."""
 
 import errno
 import os
@@ -29,7 +30,12 @@ def run(folder: Path, *words: object, limit: int = LIMIT) -> str:
 
     line = [sys.executable, "-B", "-m", "inspection", *map(str, words)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
-    given: dict[str, Any] = {"cwd": folder, "env": environment, "stdin": subprocess.DEVNULL, "preexec_fn": fill_disk}
+    given: dict[str, Any] = {
+        "cwd": folder,
+        "env": environment,
+        "stdin": subprocess.DEVNULL,
+        "preexec_fn": fill_disk,
+    }
     done = subprocess.run(line, text=True, capture_output=True, **given)
     assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
     return done.stderr
@@ -49,7 +55,10 @@ def test_init_writes_all_files_or_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [("view", "run", "--worlds", "0", "--out", "page.html"), ("export", "run", "--out", "rows.jsonl")],
+    [
+        ("view", "run", "--worlds", "0", "--out", "page.html"),
+        ("export", "run", "--out", "rows.jsonl"),
+    ],
 )
 def test_what_does_not_fit_leaves_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
     write_run(tmp_path / "run", [invented_episode(seed) for seed in range(3)])
@@ -62,7 +71,18 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path, words: tuple[str, ...]
 def test_a_record_that_does_not_fit_is_not_written_in_part(tmp_path: Path) -> None:
     (tmp_path / "game.yaml").write_text(GAME)
     out = tmp_path / "out"
-    error = run(tmp_path, "evaluate", "game.yaml", "--player", "random", "--out", out, "--episodes", "4", limit=3000)
+    error = run(
+        tmp_path,
+        "evaluate",
+        "game.yaml",
+        "--player",
+        "random",
+        "--out",
+        out,
+        "--episodes",
+        "4",
+        limit=3000,
+    )
     assert "episodes.jsonl: File too large; free some space" in error
     assert all(episode["story"] for episode in read_episodes(out))
     assert (out / "episodes.jsonl").read_bytes()[-1:] in (b"", b"\n")
@@ -71,8 +91,12 @@ def test_a_record_that_does_not_fit_is_not_written_in_part(tmp_path: Path) -> No
 def test_train_ends_in_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
     (tmp_path / "game.yaml").write_text(GAME)
-    assert "File too large; free some space" in run(tmp_path, "train", "game.yaml", "--out", tmp_path / "out")
-    assert not [name for name in files(tmp_path) if name.startswith("out/.")], "no temporary file is left"
+    assert "File too large; free some space" in run(
+        tmp_path, "train", "game.yaml", "--out", tmp_path / "out"
+    )
+    assert not [name for name in files(tmp_path) if name.startswith("out/.")], (
+        "no temporary file is left"
+    )
 
 
 def test_another_error_of_the_system_keeps_its_traceback() -> None:

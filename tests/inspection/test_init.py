@@ -1,4 +1,5 @@
-"""`slime-verlog init`: the files that it writes pass their own test, whatever the words; nothing is overwritten."""
+"""`slime-verlog init`: the files that it writes pass their own test, whatever the words; nothing is
+overwritten."""
 
 import os
 import subprocess
@@ -12,7 +13,15 @@ from tests.fixtures.command import error_of, slime_verlog
 
 REPOSITORY = Path(__file__).parents[2]
 HOSTILE = [
-    *("--goal", 'it\'s """odd""" {{ goal }} \\x {% raw %}', "--actions", 'say "hi"', "turn \\n", "{braces}", "#é"),
+    *(
+        "--goal",
+        'it\'s """odd""" {{ goal }} \\x {% raw %}',
+        "--actions",
+        'say "hi"',
+        "turn \\n",
+        "{braces}",
+        "#é",
+    ),
     *("--max-steps", "7"),
 ]
 
@@ -25,7 +34,9 @@ HOSTILE = [
     ],
     ids=["defaults", "hostile", "short", "many actions"],
 )
-def test_what_it_writes_passes_its_own_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_what_it_writes_passes_its_own_test(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert slime_verlog("init", "lights", *words) == 0
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
@@ -43,7 +54,9 @@ def test_a_name_that_yaml_reads_as_something_else_stays_text(
     assert read_yaml(f"{name}.yaml", "YAML")["tasks"] == [name]
 
 
-def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_files_and_wrong_words_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     Path("test_lights.py").write_text("mine")
     for words, said in {
@@ -59,4 +72,6 @@ def test_existing_files_and_wrong_words_are_refused(tmp_path: Path, monkeypatch:
         ("one", "--max-steps", "1"): "must be at least 2, got 1",
     }.items():
         assert said in error_of("init", *words), words
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"test_lights.py": "mine"}
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "test_lights.py": "mine"
+    }

@@ -12,8 +12,17 @@ from tests.fixtures.played_episodes import invented_episode, write_run
 
 @pytest.mark.parametrize("part", command.PARTS)
 def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
-    line = [sys.executable, "-S", "-m", "inspection", part, "--help"]  # -S: without installed packages
-    done = subprocess.run(line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={})
+    line = [
+        sys.executable,
+        "-S",
+        "-m",
+        "inspection",
+        part,
+        "--help",
+    ]  # -S: without installed packages
+    done = subprocess.run(
+        line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={}
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: slime-verlog {part} ")
 
@@ -40,15 +49,21 @@ finally:
         "view {run}",
     ],
 )
-def test_commands_without_a_model_load_neither_torch_nor_transformers(tmp_path: Path, line: str) -> None:
+def test_commands_without_a_model_load_neither_torch_nor_transformers(
+    tmp_path: Path, line: str
+) -> None:
     run = write_run(tmp_path, [invented_episode()])
     words = [sys.executable, "-c", AT_END, *line.format(run=run).split()]
-    done = subprocess.run(words, cwd=Path(__file__).parents[2], input="/quit\n", capture_output=True, text=True)
+    done = subprocess.run(
+        words, cwd=Path(__file__).parents[2], input="/quit\n", capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded: set()"), done.stderr
 
 
 @pytest.mark.parametrize("given", ["check --config my.yaml", "compare one two --config my.yaml"])
-def test_an_unknown_option_shows_how_its_part_is_used(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_option_shows_how_its_part_is_used(
+    given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     part = given.split()[0]
     with pytest.raises(SystemExit, match="2"):
         command.main(given.split())

@@ -24,7 +24,9 @@ def logged(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
 
     def logger(name: str) -> Any:
-        return lambda *arguments: calls.append(next(a for a in arguments[3:] if isinstance(a, dict)))
+        return lambda *arguments: calls.append(
+            next(a for a in arguments[3:] if isinstance(a, dict))
+        )
 
     monkeypatch.setattr(metrics, "_slime_logger", logger)
     return calls
@@ -34,7 +36,9 @@ def answers(body: dict[str, Any], number: int) -> str:
     return ("ACTION: left", "ACTION: dance")[number % 2]
 
 
-async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(tmp_path: Path, logged: list[dict[str, Any]]) -> None:
+async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
+    tmp_path: Path, logged: list[dict[str, Any]]
+) -> None:
     env = {"max_length": 30, "raise_at": 2, "raise_seeds": [11]}
     flags = {"history": "full", "max_turns": 4, "env": env, "seed_start": 7}
     async with ScriptedEngine(chatml_tokenizer(), answers) as engine:
@@ -71,5 +75,10 @@ async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(
         args = rollout_args(tmp_path, engine.port)
         episodes = await play(args, 3)
         await close_runtimes()
-    assert metrics.log_eval_rollout(0, args, {"held_out": {"rewards": [1.0] * 3, "samples": episodes}})
-    assert logged[0]["eval/held_out/success"] == 1.0 and logged[0]["eval/held_out/stop/terminated"] == 3.0
+    assert metrics.log_eval_rollout(
+        0, args, {"held_out": {"rewards": [1.0] * 3, "samples": episodes}}
+    )
+    assert (
+        logged[0]["eval/held_out/success"] == 1.0
+        and logged[0]["eval/held_out/stop/terminated"] == 3.0
+    )

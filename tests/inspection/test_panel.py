@@ -26,7 +26,9 @@ ERRANDS = str(ROOT / "custom_configs" / "errands.yaml")
 TASKS = ({"task": "one", "options": {"size": 3, "easy": True}}, {"task": "two", "weight": 2.0})
 GAMES = ("blue", "green", "red")
 NAMES = st.sampled_from(["goto", "open", "1", ""])
-OPTIONS = st.dictionaries(NAMES, st.one_of(st.integers(0, 3), NAMES, st.lists(NAMES, max_size=2)), max_size=2)
+OPTIONS = st.dictionaries(
+    NAMES, st.one_of(st.integers(0, 3), NAMES, st.lists(NAMES, max_size=2)), max_size=2
+)
 EPISODES = st.builds(
     lambda task, seed, options, turns: EpisodeSpec(
         0, task, EnvSpec("my_game", {"task": task, "seed": seed}, options, max_turns=turns)
@@ -39,7 +41,8 @@ EPISODES = st.builds(
 
 
 def write_yaml(folder: Path, *, backwards: bool, workers: int) -> Path:
-    """A game with data files, written in one order or the other; its folder is another one on each machine."""
+    """A game with data files, written in one order or the other; its folder is another one on each
+    machine."""
     games = folder / "games"
     games.mkdir(parents=True)
     for name in reversed(GAMES) if backwards else GAMES:
@@ -57,7 +60,9 @@ def write_yaml(folder: Path, *, backwards: bool, workers: int) -> Path:
     return folder / "config.yaml"
 
 
-@pytest.mark.parametrize(("hash_seed", "backwards", "workers"), [("0", False, 1), ("1", True, 2), ("77", True, 8)])
+@pytest.mark.parametrize(
+    ("hash_seed", "backwards", "workers"), [("0", False, 1), ("1", True, 2), ("77", True, 8)]
+)
 def test_the_hash_is_the_same_in_every_process_folder_and_order(
     tmp_path: Path, hash_seed: str, backwards: bool, workers: int
 ) -> None:
@@ -65,8 +70,12 @@ def test_the_hash_is_the_same_in_every_process_folder_and_order(
     # A process that is forked from a warm one would have that one's hash seed.
     command = [sys.executable, "-m", "inspection", "panel", str(config)]
     env = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert printed.endswith("\npanel a9eeecd75517: 10 episodes\n"), "the same in every version of Python"
+    printed = subprocess.run(
+        command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.endswith("\npanel a9eeecd75517: 10 episodes\n"), (
+        "the same in every version of Python"
+    )
     assert "1000 to 1004" in printed
 
 
@@ -82,7 +91,9 @@ def panel(*arguments: object) -> str:
 def test_the_hash_tells_sets_of_episodes_apart(
     episodes: list[EpisodeSpec], rng: random.Random, other: EpisodeSpec
 ) -> None:
-    shuffled = [replace(episode, episode_id=9, name="another label") for episode in [*episodes, episodes[0]]]
+    shuffled = [
+        replace(episode, episode_id=9, name="another label") for episode in [*episodes, episodes[0]]
+    ]
     rng.shuffle(shuffled)
     assert panel_hash(shuffled) == panel_hash(episodes)
     is_new = other.env not in [episode.env for episode in episodes]
@@ -90,10 +101,19 @@ def test_the_hash_tells_sets_of_episodes_apart(
 
 
 def test_every_option_that_decides_the_episodes_counts_and_others_do_not() -> None:
-    changes = ["", "env.max_steps=25", "eval.max_turns=10", "eval.seed_start=5", "eval.episodes=31", "max_turns=9"]
+    changes = [
+        "",
+        "env.max_steps=25",
+        "eval.max_turns=10",
+        "eval.seed_start=5",
+        "eval.episodes=31",
+        "max_turns=9",
+    ]
     hashes = [panel(ERRANDS, *(["--set", change] if change else [])) for change in changes]
     assert len({*hashes}) == len(changes)
-    assert hashes[0] == panel(ERRANDS, "--set", "n_env=4", "--set", "memory.n=3", "--episodes", "32")
+    assert hashes[0] == panel(
+        ERRANDS, "--set", "n_env=4", "--set", "memory.n=3", "--episodes", "32"
+    )
 
 
 def test_the_tables_of_evaluations_and_studies_have_the_hash(tmp_path: Path) -> None:
@@ -103,9 +123,13 @@ def test_the_tables_of_evaluations_and_studies_have_the_hash(tmp_path: Path) -> 
     assert {row["panel"] for row in rows_of(tmp_path)} == {wanted}
     assert f"Held-out panel: {wanted}." in (tmp_path / "out" / "table.md").read_text()
 
-    report = pytest.importorskip("embedded.studies.report", reason="needs pip install 'slime-verlog[embedded]'")
+    report = pytest.importorskip(
+        "embedded.studies.report", reason="needs pip install 'slime-verlog[embedded]'"
+    )
     longer = Variant(keys={"env": {"max_steps": 64}})
-    study = Study(question="Which?", config=ERRANDS, eval_episodes=32, variants={"a": Variant(), "b": longer})
+    study = Study(
+        question="Which?", config=ERRANDS, eval_episodes=32, variants={"a": Variant(), "b": longer}
+    )
     of_a = panel(ERRANDS)
     of_b = panel(ERRANDS, "--set", "env.max_steps=64")
     assert f"different held-out panels: {of_a} (a); {of_b} (b)." in report.table(study, [])

@@ -1,4 +1,5 @@
-"""`slime-verlog play`: a person plays through a pipe or a terminal, with the prompts of a rollout."""
+"""`slime-verlog play`: a person plays through a pipe or a terminal, with the prompts of a
+rollout."""
 
 import io
 import os
@@ -20,13 +21,17 @@ from tests.inspection.test_check import GAME, write
 
 ROOT = Path(__file__).parents[2]
 PICTURE_GAME = GAME.replace(
-    "make_observation(self.show())", "make_observation(self.show(), images=[Image.new('RGB', (8, 4), 'red')])"
+    "make_observation(self.show())",
+    "make_observation(self.show(), images=[Image.new('RGB', (8, 4), 'red')])",
 ).replace("import os\n", "from PIL import Image\n")
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """A function that types lines and returns what was shown; `code` changes the environment, `keys` the YAML."""
+def play(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    """A function that types lines and returns what was shown; `code` changes the environment,
+    `keys` the YAML."""
 
     def run(*lines: str, code: str = GAME, words: tuple[Any, ...] = (), **keys: Any) -> str:
         path = write(tmp_path, code, **keys)
@@ -40,8 +45,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_an_action_shows_reward_validity_executed_action_and_what_is_new(play: Any) -> None:
     shown = play("up", "dance")
     first, second, third = shown.split("> ")[:3]
-    assert "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in first
-    assert "up\nreward 0   valid, executed: up   1 turn, return 0\n\n[user]\nCurrent Observation:\n" in second
+    assert (
+        "[system]\nClimb to step 3.\n\n[user]\nCurrent Observation:\nYou stand on step 0." in first
+    )
+    assert (
+        "up\nreward 0   valid, executed: up   1 turn, return 0\n\n[user]\nCurrent Observation:\n"
+        in second
+    )
     assert "Climb" not in second
     assert "reward 0   INVALID, executed instead: down   2 turns" in third
     assert shown.endswith("stopped after 2 turns, return 0\n")
@@ -57,9 +67,12 @@ def test_the_whole_prompt_is_shown_on_demand_with_the_memory_of_the_yaml(play: A
 def test_a_person_writes_notes_and_sees_them_in_the_next_prompts(play: Any) -> None:
     keys = {"memory": {"kind": "inline_notes", "n": 0}}
     code = GAME.replace(
-        "        valid =", "        response_text = response_text.split('ACTION: ')[-1]\n        valid ="
+        "        valid =",
+        "        response_text = response_text.split('ACTION: ')[-1]\n        valid =",
     )
-    first, second, third = play("NOTES: floor 1\\nACTION: up", "up", code=code, **keys).split("> ")[:3]
+    first, second, third = play("NOTES: floor 1\\nACTION: up", "up", code=code, **keys).split("> ")[
+        :3
+    ]
     assert "Your notes" not in first and "NOTES: what you want to remember" in first
     shown = "You stand on step {}.\n\nYour notes:\nfloor 1\n\n"
     assert shown.format(1) in second and shown.format(2) in third
@@ -68,9 +81,15 @@ def test_a_person_writes_notes_and_sees_them_in_the_next_prompts(play: Any) -> N
 def test_a_person_is_asked_for_notes_which_are_no_move(play: Any) -> None:
     keys = {"memory": {"kind": "notes", "every": 1, "keep": 0, "max_tokens": 2}}
     first, asked, later = play("up", "floor 1, a wall", **keys).split("> ")[:3]
-    assert "Write your notes now" not in first and "Write your notes now" in asked and "1 turn, return" in asked
+    assert (
+        "Write your notes now" not in first
+        and "Write your notes now" in asked
+        and "1 turn, return" in asked
+    )
     assert "noted; the environment did not move   1 turn, return" in later
-    assert "You stand on step 1.\n\nYour notes:\nfloor 1,\n" in later, "cut to two tokens of four characters"
+    assert "You stand on step 1.\n\nYour notes:\nfloor 1,\n" in later, (
+        "cut to two tokens of four characters"
+    )
 
 
 def test_the_expert_the_actions_and_the_help_are_shown_on_demand(play: Any) -> None:
@@ -103,7 +122,15 @@ def test_control_characters_of_an_environment_do_not_reach_the_terminal(play: An
 
 def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "inspection", "play", str(write(tmp_path)), "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "inspection",
+        "play",
+        str(write(tmp_path)),
+        "--out",
+        str(tmp_path),
+    ]
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
     os.close(theirs)
     try:
@@ -111,7 +138,9 @@ def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
         os.write(ours, b"up\r")
         shown += _read_until(ours, r"1 turn, return 0.*> ")
         stopped = ""
-        for _ in range(24):  # a signal between the prompt and the wait for a key is seen only with the next one
+        for _ in range(
+            24
+        ):  # a signal between the prompt and the wait for a key is seen only with the next one
             process.send_signal(signal.SIGINT)
             if select.select([ours], [], [], 5.0)[0]:
                 stopped = _read_until(ours, r"stopped after 1 turn, return 0")

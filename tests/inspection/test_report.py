@@ -13,15 +13,21 @@ from tests.fixtures.recorded_episodes import make_turn, numbers, report, write
 REPOSITORY = Path(__file__).parents[2]
 
 
-def test_several_runs_stand_side_by_side_with_short_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_runs_stand_side_by_side_with_short_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a/eval", "b/eval"):
         write(tmp_path / name, [make_turn("a", "THINK: so\nACTION: go")])
     write(tmp_path / "c/eval", [make_turn("a", "go")], "expert", "memory.n=1")
     report(tmp_path / "a/eval", tmp_path / "b/eval/episodes.jsonl", tmp_path / "c/eval")
     shown = capsys.readouterr().out
-    assert re.search(r"number +\| `a/eval, policy` +\| `b/eval, policy` +\| `c/eval, memory.n=1, expert`", shown)
+    assert re.search(
+        r"number +\| `a/eval, policy` +\| `b/eval, policy` +\| `c/eval, memory.n=1, expert`", shown
+    )
     assert (tmp_path / "a/eval/report.md").read_text() in shown
-    assert set(numbers(tmp_path / "c/eval")["questions"].values()) == {"-"}, "scripted players are not judged"
+    assert set(numbers(tmp_path / "c/eval")["questions"].values()) == {"-"}, (
+        "scripted players are not judged"
+    )
 
 
 def test_an_environment_that_was_lost_before_the_first_turn_is_reported(
@@ -36,10 +42,25 @@ def test_an_environment_that_was_lost_before_the_first_turn_is_reported(
     assert column["examples"][0]["text"] == "game.py, line 3: broken"
 
 
-def test_hostile_text_changes_neither_terminal_nor_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evil = "\x1b[2J\x1b]0;x\x07<script>alert(1)</script> `|` | ![x](http://x) \u202e $x_{$ \ud800 " + "A" * 3000
-    turns = [make_turn(evil, f"THINK: {evil}\nACTION: {evil}", evil[:200], k % 2 == 0) for k in range(30)]
-    write(tmp_path, turns, task_name=evil[:90], setting=evil[:60], stop=evil[:30], fault=evil, seed=evil[:50])
+def test_hostile_text_changes_neither_terminal_nor_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = (
+        "\x1b[2J\x1b]0;x\x07<script>alert(1)</script> `|` | ![x](http://x) \u202e $x_{$ \ud800 "
+        + "A" * 3000
+    )
+    turns = [
+        make_turn(evil, f"THINK: {evil}\nACTION: {evil}", evil[:200], k % 2 == 0) for k in range(30)
+    ]
+    write(
+        tmp_path,
+        turns,
+        task_name=evil[:90],
+        setting=evil[:60],
+        stop=evil[:30],
+        fault=evil,
+        seed=evil[:50],
+    )
     report(tmp_path)
     shown = capsys.readouterr().out
     page = (tmp_path / "report.md").read_text()
@@ -70,7 +91,10 @@ EPISODE = {"messages": [{"role": "user", "content": "x"}], "story": [TURN]}
         ("", "holds no episodes"),
         ('{"messages": []}\n', "is not an episode: story: Field required"),
         (json.dumps({**EPISODE, "story": [{}]}) + "\n", "episode 1, has a turn without 'response'"),
-        (json.dumps({**EPISODE, "return": float("nan")}) + "\n", "return: Input should be a finite number"),
+        (
+            json.dumps({**EPISODE, "return": float("nan")}) + "\n",
+            "return: Input should be a finite number",
+        ),
     ],
 )
 def test_broken_files_are_refused_in_one_sentence(tmp_path: Path, line: str, said: str) -> None:
@@ -80,7 +104,9 @@ def test_broken_files_are_refused_in_one_sentence(tmp_path: Path, line: str, sai
 
 
 def test_a_missing_run_and_a_folder_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    assert "episodes.jsonl does not exist; run slime-verlog evaluate" in error_of("report", tmp_path)
+    assert "episodes.jsonl does not exist; run slime-verlog evaluate" in error_of(
+        "report", tmp_path
+    )
     write(tmp_path, [make_turn("a", "go")])
     error = error_of("report", tmp_path, "--out", tmp_path / "episodes.jsonl")
     assert "episodes.jsonl: File exists; choose a folder that can be written" in error

@@ -14,9 +14,23 @@ BABYAI = ("turn left", "turn right", "go forward", "pick up", "drop", "toggle")
 
 
 def _lamps(folder: Path, parrot: bool) -> None:
-    """A player that quotes its observation and mostly follows it, or one with a template and random actions."""
+    """A player that quotes its observation and mostly follows it, or one with a template and random
+    actions."""
     rng = random.Random(2)
-    words = ["ball", "key", "door", "box", "lamp", "wall", "chair", "stone", "river", "tree", "gate", "lava"]
+    words = [
+        "ball",
+        "key",
+        "door",
+        "box",
+        "lamp",
+        "wall",
+        "chair",
+        "stone",
+        "river",
+        "tree",
+        "gate",
+        "lava",
+    ]
     for seed in range(30):
         turns = []
         for _ in range(20):
@@ -25,8 +39,14 @@ def _lamps(folder: Path, parrot: bool) -> None:
             action = "stop" if "wall" in things else "go"
             if parrot or rng.random() < 0.2:
                 action = rng.choice(["go", "stop"])
-            thought = "I think about my goal and carefully choose the best action now." if parrot else seen
-            turns.append(make_turn(seen, f"THINK: {thought} So I will act.\nACTION: {action}", action))
+            thought = (
+                "I think about my goal and carefully choose the best action now."
+                if parrot
+                else seen
+            )
+            turns.append(
+                make_turn(seen, f"THINK: {thought} So I will act.\nACTION: {action}", action)
+            )
         write(folder, turns, seed=seed, success=seed % 2 == 0, **{"return": float(seed % 2 == 0)})
 
 
@@ -51,10 +71,14 @@ def test_loops_and_repeated_attempts_are_counted(tmp_path: Path) -> None:
     played = [("wall", "go")] * 3 + [("wall", "turn"), ("free", "go"), ("wall", "go")]
     walked = [make_turn(text, "go", "go") for text in ["an empty room"] * 6 + ["a door"]]
     write(tmp_path / "walk", walked, stop="time_limit")
-    assert number(numbers(tmp_path / "walk"), "stuck_turns") == 0.0, "a walk that leads somewhere repeats nothing"
+    assert number(numbers(tmp_path / "walk"), "stuck_turns") == 0.0, (
+        "a walk that leads somewhere repeats nothing"
+    )
     write(tmp_path, [make_turn(text, action, action) for text, action in played], stop="time_limit")
     column = numbers(tmp_path)
-    assert number(column, "stuck_turns") == pytest.approx(2 / 6), "the third and the fourth attempt at the wall"
+    assert number(column, "stuck_turns") == pytest.approx(2 / 6), (
+        "the third and the fourth attempt at the wall"
+    )
     assert number(column, "out_of_time") == 1.0
     (stuck,) = column["examples"]
     assert (stuck["what"], stuck["seed"], stuck["turn"]) == ("2 repeated attempts", 1, 3)
@@ -75,7 +99,13 @@ def test_ends_of_episodes(tmp_path: Path) -> None:
     ends = [("terminated", 1), ("context", 8), ("max_turns", 8), ("failed", 8)]
     for seed, (stop, turns) in enumerate(ends):
         fault = "game.py, line 3: broken" if stop == "failed" else None
-        write(tmp_path, [make_turn(f"{k}", "go") for k in range(turns)], seed=seed, stop=stop, fault=fault)
+        write(
+            tmp_path,
+            [make_turn(f"{k}", "go") for k in range(turns)],
+            seed=seed,
+            stop=stop,
+            fault=fault,
+        )
     column = numbers(tmp_path)
     for key in ("out_of_time", "out_of_context", "lost_environment"):
         assert number(column, key) == 0.25, key
@@ -101,15 +131,37 @@ def test_tokens_and_cut_answers_are_counted_where_they_are_recorded(tmp_path: Pa
         ("THINK: I see a wall.\nACTION: turn left", "turn left", ("I see a wall.", "turn left")),
         ("<think>a wall</think> ACTION: turn left\nDone.", None, ("a wall", "turn left\nDone.")),
         ("turn left<|im_end|>", "turn left", ("", "turn left")),
-        ("I could go anywhere in this big room", None, ("I could go anywhere in this big room", "")),
-        ("Two and three make five, so the answer is 5", "5", ("Two and three make five, so the answer is 5", "5")),
-        ("<think>\nlook first\n</think>\n\nThe answer\nis 5", "5", ("look first", "The answer\nis 5")),
-        ("Look.\n<tool_call>\n{}\n</tool_call>", "view", ("Look.", "<tool_call>\n{}\n</tool_call>")),
-        ("<tool_call>{}</tool_call> Action now", "view", ("", "<tool_call>{}</tool_call> Action now")),
+        (
+            "I could go anywhere in this big room",
+            None,
+            ("I could go anywhere in this big room", ""),
+        ),
+        (
+            "Two and three make five, so the answer is 5",
+            "5",
+            ("Two and three make five, so the answer is 5", "5"),
+        ),
+        (
+            "<think>\nlook first\n</think>\n\nThe answer\nis 5",
+            "5",
+            ("look first", "The answer\nis 5"),
+        ),
+        (
+            "Look.\n<tool_call>\n{}\n</tool_call>",
+            "view",
+            ("Look.", "<tool_call>\n{}\n</tool_call>"),
+        ),
+        (
+            "<tool_call>{}</tool_call> Action now",
+            "view",
+            ("", "<tool_call>{}</tool_call> Action now"),
+        ),
         ("", None, ("", "")),
     ],
 )
-def test_an_answer_is_reasoning_and_action(response: str, executed: str | None, parts: tuple[str, ...]) -> None:
+def test_an_answer_is_reasoning_and_action(
+    response: str, executed: str | None, parts: tuple[str, ...]
+) -> None:
     answer = split_answer(response, executed)
     assert (answer.reasoning, answer.action) == parts
 
@@ -119,7 +171,10 @@ def test_without_pictures_in_the_record_states_are_unknown(tmp_path: Path) -> No
     record = json.loads((tmp_path / "episodes.jsonl").read_text())
     assert number(numbers(tmp_path), "stuck_turns") == 118 / 120
     for message in record["messages"][1:]:
-        message["content"] = [{"type": "image", "image": None}, {"type": "text", "text": message["content"]}]
+        message["content"] = [
+            {"type": "image", "image": None},
+            {"type": "text", "text": message["content"]},
+        ]
     (tmp_path / "episodes.jsonl").write_text(json.dumps(record) + "\n")
     assert number(numbers(tmp_path), "stuck_turns") is None
 
@@ -141,7 +196,9 @@ def test_an_answer_near_a_legal_action_means_it(answer: str, action: str | None)
     assert find_match(answer, BABYAI) == action
 
 
-def test_a_translation_is_suggested_with_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_translation_is_suggested_with_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = ["ACTION: go"] * 6 + ["ACTION: Go!"] + ["ACTION: go now"] * 2
     said += ["I wonder what I could do here in this room"]
     turns = [make_turn(f"{k}", text, "go", text == "ACTION: go") for k, text in enumerate(said)]

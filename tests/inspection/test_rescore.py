@@ -99,16 +99,31 @@ def test_a_judge_pays_what_it_would_have_paid_in_play(tmp_path: Path, when: str)
         return json.dumps({"care": len(turns) + ("left" in turns[-1]["answer"]), "feedback": "so"})
 
     game = {"preset": "verlog", "num_dists": 0, "max_steps": 8}
-    shared = {"tasks": ["goto"], "eval": {"episodes": 3, "max_turns": 20}, "n_env": 2, "env_backend": "inline"}
+    shared = {
+        "tasks": ["goto"],
+        "eval": {"episodes": 3, "max_turns": 20},
+        "n_env": 2,
+        "env_backend": "inline",
+    }
     with JudgeServer(verdict) as server:
         judge = {"url": server.url, "rubric": RUBRIC, "when": when, "weight": 0.5}
         judged = {"inner": "envs.babyai", "options": game, "judge": judge}
         for name, path, env in (("plain", "envs.babyai", game), ("judged", "envs.judge", judged)):
             config = {"rollout_interaction_env_path": path, "env": env, **shared}
             (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
-            slime_verlog("evaluate", f"{tmp_path / name}.yaml", "--player", "random", "--out", tmp_path / name)
+            slime_verlog(
+                "evaluate",
+                f"{tmp_path / name}.yaml",
+                "--player",
+                "random",
+                "--out",
+                tmp_path / name,
+            )
         rescore(tmp_path / "plain", "--judge", tmp_path / "judged.yaml", "--out", tmp_path / "new")
     played, new = (list(read_episodes(tmp_path / name)) for name in ("judged", "new"))
-    rewards = [{e["seed"]: [turn["reward"] for turn in e["story"]] for e in episodes} for episodes in (played, new)]
+    rewards = [
+        {e["seed"]: [turn["reward"] for turn in e["story"]] for e in episodes}
+        for episodes in (played, new)
+    ]
     assert rewards[0] == rewards[1] and len(new) == 3
     assert any(reward > 0 for rewards in rewards[0].values() for reward in rewards)

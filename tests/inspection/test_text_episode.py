@@ -64,13 +64,22 @@ def play(player: str, **keys: Any) -> dict[str, Any]:
 
 def count(folder: Path, code: str, player: str, **keys: Any) -> dict[str, Any]:
     (folder / "count.py").write_text(code)
-    return play(player, rollout_interaction_env_path=str(folder / "count.py"), tasks=["count"], **keys)
+    return play(
+        player, rollout_interaction_env_path=str(folder / "count.py"), tasks=["count"], **keys
+    )
 
 
 @pytest.mark.parametrize("history", ["window", "full"])
-def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(tmp_path: Path, history: str) -> None:
+def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(
+    tmp_path: Path, history: str
+) -> None:
     facts = count(tmp_path, COUNT + EXPERT, "expert", history=history)
-    assert (facts["stop"], facts["turns"], facts["return"], facts["success"]) == ("terminated", 3, 1.0, True)
+    assert (facts["stop"], facts["turns"], facts["return"], facts["success"]) == (
+        "terminated",
+        3,
+        1.0,
+        True,
+    )
     shown = [facts["messages"][index] for index in facts["story"][2]["prompt"]]
     assert shown[0] == {"role": "system", "content": "Say up three times."}
     assert shown[-1]["content"].endswith("2")
@@ -78,7 +87,9 @@ def test_an_expert_plays_to_the_end_and_every_message_is_stored_once(tmp_path: P
     assert len(set(texts)) == len(texts)
 
 
-def test_a_game_without_any_limit_ends_at_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_game_without_any_limit_ends_at_the_default_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rollout.workers.pool.DEFAULT_MAX_TURNS", 4)
     endless = COUNT.replace("self.level == 3", "False")
     assert count(tmp_path, endless, "random")["turns"] == 4
@@ -94,7 +105,9 @@ def test_notes_are_turns_of_the_record_that_the_environment_never_saw(tmp_path: 
     episode = play("expert", **keys, env={"max_steps": 12, "ask_every": 6}, memory=memory)
     wrote = ["summary" in turn for turn in episode["story"]]
     assert [k for k, is_notes in enumerate(wrote) if is_notes] == [4, 9] and len(wrote) == 14
-    assert episode["turns"] == 12 and episode["valid_action_ratio"] == 1.0 and episode["return"] == 2.0
+    assert (
+        episode["turns"] == 12 and episode["valid_action_ratio"] == 1.0 and episode["return"] == 2.0
+    )
     assert episode["metrics"]["facts_kept"] == 1.0, "a column of evaluations"
     notes = episode["story"][4]
     assert notes["notes"] in ("red", "green", "blue", "yellow") and notes["executed_action"] == ""

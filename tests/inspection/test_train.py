@@ -1,4 +1,5 @@
-"""`slime-verlog train`: what it leaves behind in environments with and without an expert, and what it refuses."""
+"""`slime-verlog train`: what it leaves behind in environments with and without an expert, and what
+it refuses."""
 
 import contextlib
 import io
@@ -72,22 +73,44 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, warm_engines(), contextlib.redirect_stdout(printed):
         patch.setattr(embedded.launch, "IMITATION", FAST)
-        assert train(write(folder), folder / "out", "--updates", "3", "--episodes", "2", "--seed", "4") == 0
+        assert (
+            train(write(folder), folder / "out", "--updates", "3", "--episodes", "2", "--seed", "4")
+            == 0
+        )
     return folder / "out", printed.getvalue()
 
 
-def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(played: tuple[Path, str]) -> None:
+def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
+    played: tuple[Path, str],
+) -> None:
     out, text = played
-    assert "tests.fixtures.island has no expert_action(env), so the policy imitates random actions" in text
-    assert text.index("warning: only 2 of 3 updates train the policy") < text.index("before: win rate")
+    assert (
+        "tests.fixtures.island has no expert_action(env), so the policy imitates random actions"
+        in text
+    )
+    assert text.index("warning: only 2 of 3 updates train the policy") < text.index(
+        "before: win rate"
+    )
     assert "verdict: 2 held-out episodes are too few to tell: " in text
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["updates"], summary["actor_updates"], summary["seed"]) == (3, 2, 4)
-    assert summary["win_rate_after"]["n"] == 2 and summary["fault"] is None and summary["best_update"] in (0, 3)
-    for command in ("evaluate ", f"view {out}", f"compare {out} {out} --settings 'update 0' 'update 3'"):
+    assert (
+        summary["win_rate_after"]["n"] == 2
+        and summary["fault"] is None
+        and summary["best_update"] in (0, 3)
+    )
+    for command in (
+        "evaluate ",
+        f"view {out}",
+        f"compare {out} {out} --settings 'update 0' 'update 3'",
+    ):
         assert command in text
-    weights = {n: load_file(out / f"policy_{n}" / "model.safetensors") for n in ("before", "after", "best")}
-    assert any(not torch.equal(weights["before"][k], weights["after"][k]) for k in weights["before"])
+    weights = {
+        n: load_file(out / f"policy_{n}" / "model.safetensors") for n in ("before", "after", "best")
+    }
+    assert any(
+        not torch.equal(weights["before"][k], weights["after"][k]) for k in weights["before"]
+    )
     same = weights["before" if summary["best_update"] == 0 else "after"]
     assert all(torch.equal(weights["best"][k], same[k]) for k in same)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -95,7 +118,9 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(playe
     assert not list(out.glob(".*"))
 
 
-def test_group_estimator_alone_trains_without_a_critic(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_group_estimator_alone_trains_without_a_critic(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = write(tmp_path, group_estimator="rloo", critic_warmup={"w_epoch": 2})
     out = tmp_path / "out"
     few = (
@@ -116,17 +141,27 @@ def test_group_estimator_alone_trains_without_a_critic(tmp_path: Path, capsys: p
     assert "critic_warmup of the YAML is left out" not in capsys.readouterr().out
 
 
-def test_the_episodes_are_records_and_the_policies_load_with_transformers(played: tuple[Path, str]) -> None:
+def test_the_episodes_are_records_and_the_policies_load_with_transformers(
+    played: tuple[Path, str],
+) -> None:
     out, _ = played
     episodes = list(read_episodes(out))
     assert Counter(e["setting"] for e in episodes) == {"update 0": 2, "update 3": 2}
     first = episodes[0]
-    assert (first["env_path"], first["seed"], first["player"]) == ("tests.fixtures.island", 1_000_000_000, "policy")
+    assert (first["env_path"], first["seed"], first["player"]) == (
+        "tests.fixtures.island",
+        1_000_000_000,
+        "policy",
+    )
     tokenizer = AutoTokenizer.from_pretrained(out / "policy_after")
     model = AutoModelForCausalLM.from_pretrained(out / "policy_after")
     prompt = [first["messages"][i] for i in first["story"][0]["prompt"]]
-    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    assert tokenizer.decode(model.generate(**ids, max_new_tokens=2, do_sample=False)[0, -2:]).startswith("THINK")
+    ids = tokenizer.apply_chat_template(
+        prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    assert tokenizer.decode(
+        model.generate(**ids, max_new_tokens=2, do_sample=False)[0, -2:]
+    ).startswith("THINK")
 
 
 def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
@@ -135,25 +170,53 @@ def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
     flags = ("--updates", "1", "--episodes", "2", "--set", "env.max_steps=5", "--set", "n_env=4")
     config = ROOT / "custom_configs" / "babyai.yaml"
-    assert train(str(config), tmp_path / "out", *flags, "--set", "env_backend=inline", "--seeds", "0", "1") == 0
+    assert (
+        train(
+            str(config),
+            tmp_path / "out",
+            *flags,
+            "--set",
+            "env_backend=inline",
+            "--seeds",
+            "0",
+            "1",
+        )
+        == 0
+    )
     text = capsys.readouterr().out
-    assert "critic_warmup of the YAML is left out" in text and "seed 1: imitating scripted play" in text
+    assert (
+        "critic_warmup of the YAML is left out" in text
+        and "seed 1: imitating scripted play" in text
+    )
     assert "| seed | win rate before |" in text
     written = yaml.safe_load((tmp_path / "out" / "seed_1" / "config.yaml").read_text())
     assert "critic_warmup" not in written and written["env"]["max_steps"] == 5
 
 
 def test_the_runs_yaml_names_files_by_their_absolute_paths() -> None:
-    keys = {"memory": {"kind": "mine.py:last"}, "env": {"path": "x.py"}, "tasks": [{"env": "# x.py"}]}
+    keys = {
+        "memory": {"kind": "mine.py:last"},
+        "env": {"path": "x.py"},
+        "tasks": [{"env": "# x.py"}],
+    }
     keys = with_absolute_files(keys)
-    assert keys["memory"]["kind"] == f"{Path.cwd()}/mine.py:last" and keys["tasks"][0]["env"] == f"{Path.cwd()}/# x.py"
+    assert (
+        keys["memory"]["kind"] == f"{Path.cwd()}/mine.py:last"
+        and keys["tasks"][0]["env"] == f"{Path.cwd()}/# x.py"
+    )
     assert keys["env"] == {"path": "x.py"}, "the environment's options are its own"
-    assert with_absolute_files({"env": {"prices": {1: 0.5}}}) == {"env": {"prices": {1: 0.5}}}, "keys keep their types"
+    assert with_absolute_files({"env": {"prices": {1: 0.5}}}) == {"env": {"prices": {1: 0.5}}}, (
+        "keys keep their types"
+    )
 
 
-def test_a_run_whose_actor_never_trained_says_so_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_whose_actor_never_trained_says_so_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "out"
-    assert train(write(tmp_path), out, "--updates", "1", "--set-flag", "num_critic_only_steps=1") == 1
+    assert (
+        train(write(tmp_path), out, "--updates", "1", "--set-flag", "num_critic_only_steps=1") == 1
+    )
     sentence = "the actor never trained: only the critic did, in all 1 updates"
     assert f"error: {sentence}" in capsys.readouterr().out
     assert json.loads((out / "summary.json").read_text())["fault"].startswith(sentence)
@@ -182,13 +245,18 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: 
         (["--set-flag", "lrr=1"], "unknown key '--set-flag lrr'; did you mean '--set-flag lr'?"),
         (["--set-flag", "save=elsewhere"], "checkpoints are in "),
         (["--set-flag", "seed=1"], "unknown key '--set-flag seed'"),
-        (["--set", "lr=1e-4"], "'lr' is one of slime's own flags and no key of the YAML; give --set-flag lr=VALUE"),
+        (
+            ["--set", "lr=1e-4"],
+            "'lr' is one of slime's own flags and no key of the YAML; give --set-flag lr=VALUE",
+        ),
         (["--set-flag", "rollout_batch_size=15"], "not a multiple of --global-batch-size 8"),
         (["--updates", "0"], "num_rollout must be at least 1, got 0"),
     ],
     ids=str,
 )
-def test_a_wrong_flag_is_refused_before_anything_is_written(flags: list[str], sentence: str, tmp_path: Path) -> None:
+def test_a_wrong_flag_is_refused_before_anything_is_written(
+    flags: list[str], sentence: str, tmp_path: Path
+) -> None:
     assert sentence in train(write(tmp_path), tmp_path / "out", *flags, of=error_of)
     assert not (tmp_path / "out").exists()
 
@@ -204,7 +272,9 @@ def test_a_run_is_kept_unless_it_is_to_be_continued(
     assert "holds a finished run, and nothing was changed: --resume continues it" in error
     error = train(config, out, "--updates", "2", "--resume", of=error_of)
     assert "holds a run with other settings: flags.num_rollout is 1 there and 2 here" in error
-    monkeypatch.setattr("embedded.training_run.train", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(
+        "embedded.training_run.train", lambda *_: pytest.fail("a finished run was run again")
+    )
     capsys.readouterr()
     assert train(config, out, "--updates", "1", "--resume", "--set", "rollout_processes=2") == 0
     assert "holds this run, finished" in (text := capsys.readouterr().out)
@@ -214,7 +284,11 @@ def test_a_run_is_kept_unless_it_is_to_be_continued(
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file in the folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_seeds_of_several_starts_are_kept(tmp_path: Path) -> None:
@@ -253,7 +327,11 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
 def test_notes_that_cannot_work_are_refused_before_imitation(
     tmp_path: Path, memory: dict[str, Any], flags: tuple[str, ...], sentence: str
 ) -> None:
-    keys = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 8, "ask_every": 4}, "tasks": ["recall"]}
+    keys = {
+        "rollout_interaction_env_path": "envs.recall",
+        "env": {"max_steps": 8, "ask_every": 4},
+        "tasks": ["recall"],
+    }
     config = write(tmp_path, **keys, memory={"kind": "notes", "max_tokens": 8, **memory})
     assert sentence in train(config, tmp_path / "out", "--updates", "2", *flags, of=error_of)
     assert not (tmp_path / "out" / "policy_before").exists()
@@ -270,8 +348,15 @@ def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
     config = write(tmp_path, rollout_interaction_env_path=path, env=env, **limits)
     with pytest.raises(SystemExit, match="error: ") as caught:
         train(config, out, "--updates", "2")
-    assert "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n" in capsys.readouterr().out
+    assert (
+        "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n"
+        in capsys.readouterr().out
+    )
     stopped = json.loads((out / "about.json").read_text())["stopped"]
     assert str(caught.value) == f"error: {stopped}", stopped
     training = read_training(out, "out")
-    assert training is not None and training["state"] == f"stopped: {stopped}" and not training["healthy"]
+    assert (
+        training is not None
+        and training["state"] == f"stopped: {stopped}"
+        and not training["healthy"]
+    )

@@ -1,4 +1,5 @@
-"""`slime-verlog train` stopped by Ctrl-C or a kill: one sentence, nothing lost, and an exact `--resume`."""
+"""`slime-verlog train` stopped by Ctrl-C or a kill: one sentence, nothing lost, and an exact
+`--resume`."""
 
 import json
 import os
@@ -66,7 +67,12 @@ def build_env(sample, args):
 def on_actor_data(args, rollout_id, data):
     reached("training")
 '''
-FLAGS = {"rollout_batch_size": 32, "global_batch_size": 16, "eval_interval": 2, "num_critic_only_steps": 1}
+FLAGS = {
+    "rollout_batch_size": 32,
+    "global_batch_size": 16,
+    "eval_interval": 2,
+    "num_critic_only_steps": 1,
+}
 MOMENTS = (
     ("imitation", signal.SIGINT, 0),
     ("imitation", signal.SIGKILL, 0),
@@ -81,13 +87,31 @@ MOMENTS = (
     ("rollout", signal.SIGINT, 4),
 )
 """What happens, the signal then, and the updates before."""
-HOOKS = {"data_source_path": "stopper.Source", "rollout_data_postprocess_path": "stopper.on_actor_data"}
+HOOKS = {
+    "data_source_path": "stopper.Source",
+    "rollout_data_postprocess_path": "stopper.on_actor_data",
+}
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[str]:
-    """The command as a shell starts it: in a process group of its own, with Ctrl-C's usual effect."""
-    flags = [word for name, value in {**FLAGS, **HOOKS}.items() for word in ("--set-flag", f"{name}={value}")]
-    command = [sys.executable, "-m", "inspection", "train", "island.yaml", "--updates", "5", *flags, *more]
+    """The command as a shell starts it: in a process group of its own, with Ctrl-C's usual
+    effect."""
+    flags = [
+        word
+        for name, value in {**FLAGS, **HOOKS}.items()
+        for word in ("--set-flag", f"{name}={value}")
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "inspection",
+        "train",
+        "island.yaml",
+        "--updates",
+        "5",
+        *flags,
+        *more,
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     return subprocess.Popen(
         [*command, "--out", "out"],
@@ -118,12 +142,17 @@ def prepare(folder: Path) -> Path:
 def rows(folder: Path) -> list[dict[str, float]]:
     """The run's numbers, without times and what depends on them.
 
-    Which requests share a batch of the engine depends on time, and so does the last bit of its log-probs.
+    Which requests share a batch of the engine depends on time, and so does the last bit of its
+    log-probs.
     """
     lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
     timed = ("perf/", "seconds", "_s", "busy", "concurrency", "depth", "per_s", "logprob_abs_diff")
     return [
-        {key: value for key, value in json.loads(line).items() if not any(part in key for part in timed)}
+        {
+            key: value
+            for key, value in json.loads(line).items()
+            if not any(part in key for part in timed)
+        }
         for line in lines
     ]
 
@@ -139,11 +168,15 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_at_every_moment_ends_as_one_that_never_was(whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_at_every_moment_ends_as_one_that_never_was(
+    whole: Path, tmp_path: Path
+) -> None:
     stop_and_resume(whole, tmp_path, MOMENTS)
 
 
-def stop_and_resume(whole: Path, tmp_path: Path, moments: Sequence[tuple[str, signal.Signals, int]]) -> None:
+def stop_and_resume(
+    whole: Path, tmp_path: Path, moments: Sequence[tuple[str, signal.Signals, int]]
+) -> None:
     folder = prepare(tmp_path / "stopped")
     out = tmp_path / "stopped" / "out"
     for number, (moment, how, updates) in enumerate(moments):
@@ -158,9 +191,15 @@ def stop_and_resume(whole: Path, tmp_path: Path, moments: Sequence[tuple[str, si
         last = errors.replace("\r", "\n").strip().splitlines()[-1]
         assert last.startswith(f"interrupted after {updates} updates; "), context
         assert "the same command with --resume continues the run in out/" in last
-        assert not any(word in errors for word in ("Traceback", "Unclosed", "abandoned", "warning", "Warning")), context
+        assert not any(
+            word in errors for word in ("Traceback", "Unclosed", "abandoned", "warning", "Warning")
+        ), context
         summary = json.loads((out / "summary.json").read_text())
-        assert summary["interrupted"] is True and summary["fault"] is None and summary["updates"] == updates
+        assert (
+            summary["interrupted"] is True
+            and summary["fault"] is None
+            and summary["updates"] == updates
+        )
         assert not list(out.glob(".*"))
         if updates:
             trained = load_file(out / f"checkpoints/trainer_{updates - 1}/actor.safetensors")
@@ -178,5 +217,9 @@ def stop_and_resume(whole: Path, tmp_path: Path, moments: Sequence[tuple[str, si
     same = [(run / "out" / "episodes.jsonl").read_text() for run in (folder, whole)]
     assert same[0] == same[1]
     ends = [json.loads((run / "out" / "summary.json").read_text()) for run in (folder, whole)]
-    assert {**ends[0], "wall_time_s": 0} == {**ends[1], "wall_time_s": 0} and not ends[0]["interrupted"]
-    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in (whole / "out").iterdir())
+    assert {**ends[0], "wall_time_s": 0} == {**ends[1], "wall_time_s": 0} and not ends[0][
+        "interrupted"
+    ]
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        path.name for path in (whole / "out").iterdir()
+    )

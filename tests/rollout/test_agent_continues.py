@@ -1,4 +1,5 @@
-"""An agent that sends its conversation back is trained on one sample with the model's own tokens."""
+"""An agent that sends its conversation back is trained on one sample with the model's own
+tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ CALLS = {
 async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(
     tmp_path: Path, name: str, number: str, shown: str
 ) -> None:
-    """Or though the template spells a value differently, as `false`, for which Qwen3.5's writes `False`."""
+    """Or though the template spells a value differently, as `false`, for which Qwen3.5's writes
+    `False`."""
     tokenizer = family(name)
     tokenizer.save_pretrained(tmp_path / "checkpoint")
 
@@ -46,7 +48,9 @@ async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(
     for request, span in zip(engine.requests, spans, strict=True):
         assert request["input_ids"] == list(sample.tokens[: start + span.start])
     assert sum(sample.loss_mask) == sum(span.end - span.start for span in spans)
-    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count(shown) == (3 if shown == "sum" else 1)
+    assert tokenizer.decode(engine.requests[-1]["input_ids"]).count(shown) == (
+        3 if shown == "sum" else 1
+    )
 
 
 def message(role: str, content: str, **more: Any) -> dict[str, Any]:
@@ -74,7 +78,9 @@ RESPONSE = message("assistant", "I add.", reasoning_content="so", tool_calls=[ca
         (message("user", "I add."), False),
     ],
 )
-def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(sent: Any, continues: bool) -> None:
+def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(
+    sent: Any, continues: bool
+) -> None:
     requests = Continued()
     assert requests.show(ASKED, list) == (ASKED, None)
     requests.answered(RESPONSE)
@@ -85,7 +91,13 @@ def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(sent:
 
 @pytest.mark.parametrize(
     ("sent", "is_same"),
-    [("make test", True), ("cd /w && make test", True), ("make", False), ("test", False), ("cd /w && make", False)],
+    [
+        ("make test", True),
+        ("cd /w && make test", True),
+        ("make", False),
+        ("test", False),
+        ("cd /w && make", False),
+    ],
 )
 def test_a_program_may_leave_out_a_change_to_the_folder_it_is_in(sent: str, is_same: bool) -> None:
     """Claude Code does."""
@@ -115,5 +127,7 @@ def test_a_request_that_edits_an_earlier_message_continues_nothing() -> None:
     requests = Continued()
     requests.show(ASKED, list)
     requests.answered(RESPONSE)
-    assert requests.show([message("user", "Go"), RESPONSE, message("user", "more")], list)[1] is None
+    assert (
+        requests.show([message("user", "Go"), RESPONSE, message("user", "more")], list)[1] is None
+    )
     assert requests.show([*ASKED, RESPONSE], list)[1] is None, "nothing new was said"

@@ -1,4 +1,5 @@
-"""Agents on templates of several families: calls in the model's own form reach every API as structured calls."""
+"""Agents on templates of several families: calls in the model's own form reach every API as
+structured calls."""
 
 import os
 import shutil
@@ -20,12 +21,13 @@ from tests.fixtures.scripted_engine import ScriptedEngine
 
 RESPONSES = {
     "qwen3.5": (
-        "I write.\n</think>\n\n<tool_call>\n<function=exec_command>\n<parameter=cmd>\n{cmd}\n</parameter>\n"
-        "</function>\n</tool_call>",
+        "I "
+        "write.\n</think>\n\n<tool_call>\n<function=exec_command>\n<parameter=cmd>\n{cmd}\n</parameter>\n</function>\n</tool_call>",
         "So.\n</think>\n\nDone.",
     ),
     "glm-4.7": (
-        "I write.</think><tool_call>exec_command<arg_key>cmd</arg_key><arg_value>{cmd}</arg_value></tool_call>",
+        "I "
+        "write.</think><tool_call>exec_command<arg_key>cmd</arg_key><arg_value>{cmd}</arg_value></tool_call>",
         "So.</think>Done.",
     ),
     "kimi-k2": (
@@ -81,20 +83,29 @@ os.system(command)
 """
 
 
-async def play(folder: Path, name: str, command: list[str], **env: Any) -> tuple[list[str], Any, dict[str, int]]:
+async def play(
+    folder: Path, name: str, command: list[str], **env: Any
+) -> tuple[list[str], Any, dict[str, int]]:
     """Play one episode; return the prompts as text, the samples, and the counted faults."""
     tokenizer, kind = family(name), name.partition(" ")[0]
     tokenizer.save_pretrained(folder / "checkpoint")
     (folder / "work").mkdir()
     (folder / "grade.py").write_text(GRADE)
-    keys = {"command": command, "workdir": str(folder / "work"), "grader": f"{folder}/grade.py:grade", **env}
+    keys = {
+        "command": command,
+        "workdir": str(folder / "work"),
+        "grader": f"{folder}/grade.py:grade",
+        **env,
+    }
     answers: list[Any] = [text.replace("{cmd}", "echo fine > made.txt") for text in RESPONSES[kind]]
     if kind in ENDS:
         answers = list(zip(answers, ENDS[kind], strict=True))
     async with ScriptedEngine(tokenizer, lambda body, number: answers[min(number, 1)]) as engine:
         given = {"rollout_interaction_env_path": "envs.agent", "tasks": ["any"], "env": keys}
         limits = {"rollout_max_context_len": 100_000, "rollout_max_response_len": 500}
-        args = rollout_args(folder, engine.port, hf_checkpoint=str(folder / "checkpoint"), **given, **limits)
+        args = rollout_args(
+            folder, engine.port, hf_checkpoint=str(folder / "checkpoint"), **given, **limits
+        )
         sample = EpisodeSource(args).get_samples(1)[0][0]
         try:
             samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
@@ -106,24 +117,34 @@ async def play(folder: Path, name: str, command: list[str], **env: Any) -> tuple
 
 @pytest.mark.parametrize("api", ["chat", "messages", "responses"])
 @pytest.mark.parametrize("name", RESPONSES)
-async def test_a_call_in_the_familys_form_is_a_structured_call_of_the_api(tmp_path: Path, name: str, api: str) -> None:
+async def test_a_call_in_the_familys_form_is_a_structured_call_of_the_api(
+    tmp_path: Path, name: str, api: str
+) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     command = [sys.executable, str(tmp_path / "agent.py"), api]
     prompts, samples, counters = await play(tmp_path, name, command, time_limit_s=60.0)
     assert sum(len(row_of(sample).turns) for sample in samples) == 2 and samples[-1].reward == 1.0
     # gpt-oss's template drops the reasoning of earlier responses.
-    assert (len(samples), counters) == ((2, {"responses_rewritten": 1}) if name == "gpt-oss" else (1, {}))
+    assert (len(samples), counters) == (
+        (2, {"responses_rewritten": 1}) if name == "gpt-oss" else (1, {})
+    )
     assert "done" in prompts[1].partition("Write it.")[2]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3.5", "qwen3.5 (own template)", "glm-4.7"])
-async def test_codex_runs_a_command_that_the_model_writes_in_its_own_form(tmp_path: Path, name: str) -> None:
+async def test_codex_runs_a_command_that_the_model_writes_in_its_own_form(
+    tmp_path: Path, name: str
+) -> None:
     program = shutil.which("codex")
     if program is None:
         pytest.skip("codex is not installed; docs/agents.md names its npm package")
     command = [program, *RECIPES["codex"]["command"][1:]]
-    env = {"variables": {"PATH": os.environ["PATH"]}, "prompt": "Write the word fine.", "time_limit_s": 300.0}
+    env = {
+        "variables": {"PATH": os.environ["PATH"]},
+        "prompt": "Write the word fine.",
+        "time_limit_s": 300.0,
+    }
     prompts, samples, counters = await play(tmp_path, name, command, **env)
     assert len(samples) == 1 and samples[-1].reward == 1.0, [sample.metadata for sample in samples]
     assert counters == {}

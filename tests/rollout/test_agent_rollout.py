@@ -1,4 +1,5 @@
-"""Agents through the rollouts: every request is a sample, whatever the agent does with its history."""
+"""Agents through the rollouts: every request is a sample, whatever the agent does with its
+history."""
 
 import sys
 from pathlib import Path
@@ -17,7 +18,12 @@ from tests.fixtures.families import family
 from tests.fixtures.playing import playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 
-TWO_WORKERS: dict[str, Any] = {"rollout_batch_size": 8, "n_env": 2, "env_backend": "process", "env_workers": 2}
+TWO_WORKERS: dict[str, Any] = {
+    "rollout_batch_size": 8,
+    "n_env": 2,
+    "env_backend": "process",
+    "env_workers": 2,
+}
 
 
 def numbered(body: dict[str, Any], number: int) -> str:
@@ -47,18 +53,35 @@ def turns_in(samples: list[Any]) -> int:
     return sum(len(row_of(sample).turns) for sample in samples)
 
 
-async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it_got(tmp_path: Path) -> None:
+async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it_got(
+    tmp_path: Path,
+) -> None:
     """slime's own adapter trains 8 of these 24 tokens: tests/slime/test_agents.py."""
     tokenizer = chatml_tokenizer()
-    samples, requests = await play(tmp_path, "edits", lambda body, number: tokenizer.decode([10 + number] * 7))
+    samples, requests = await play(
+        tmp_path, "edits", lambda body, number: tokenizer.decode([10 + number] * 7)
+    )
     assert len(samples) == 3 and sum(sum(turn.loss_mask) for turn in samples) == 3 * 8
     for turn, request in zip(samples, requests, strict=True):
-        assert turn.tokens[: -turn.response_length] == request["input_ids"], "trained on the prompt that was asked"
+        assert turn.tokens[: -turn.response_length] == request["input_ids"], (
+            "trained on the prompt that was asked"
+        )
     last = tokenizer.decode(requests[2]["input_ids"])
-    expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "question 0"}]
-    expected += [{"role": "assistant", "content": "(left out)"}, {"role": "user", "content": "question 1"}]
-    expected += [{"role": "assistant", "content": "(left out)"}, {"role": "user", "content": "question 2"}]
-    assert last == tokenizer.apply_chat_template(expected, tokenize=False, add_generation_prompt=True)
+    expected = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "question 0"},
+    ]
+    expected += [
+        {"role": "assistant", "content": "(left out)"},
+        {"role": "user", "content": "question 1"},
+    ]
+    expected += [
+        {"role": "assistant", "content": "(left out)"},
+        {"role": "user", "content": "question 2"},
+    ]
+    assert last == tokenizer.apply_chat_template(
+        expected, tokenize=False, add_generation_prompt=True
+    )
 
 
 async def test_an_agent_may_ask_for_an_answer_to_an_answer(tmp_path: Path) -> None:
@@ -73,20 +96,32 @@ async def test_an_agent_may_ask_for_an_answer_to_an_answer(tmp_path: Path) -> No
         said.append({"role": "assistant", "content": f"answer {number}"})
 
 
-async def test_the_edge_out_of_an_agents_own_summary_carries_no_step_discount(tmp_path: Path) -> None:
+async def test_the_edge_out_of_an_agents_own_summary_carries_no_step_discount(
+    tmp_path: Path,
+) -> None:
     samples, _ = await play(tmp_path, "compacts")
     assert [row_of(part).turns[0].moves for part in samples] == [True, False, True]
 
 
-async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_batch(tmp_path: Path) -> None:
+async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_batch(
+    tmp_path: Path,
+) -> None:
     async with playing(tmp_path, numbered, **agent("edits 5", **TWO_WORKERS)) as run:
         first = await collect(run.args, 0, run.source)
-        waiting = [list(s.bootstrap.token_ids) for s in first.segments if s.stop is StopReason.CUT and s.bootstrap]
+        waiting = [
+            list(s.bootstrap.token_ids)
+            for s in first.segments
+            if s.stop is StopReason.CUT and s.bootstrap
+        ]
         second = await collect(run.args, 1, run.source)
     played = [list(s.turns[0].prompt.token_ids) for s in second.segments if s.turns[0].index]
-    assert waiting and sorted(played) == sorted(waiting), "the value of a cut is that of the next request"
+    assert waiting and sorted(played) == sorted(waiting), (
+        "the value of a cut is that of the next request"
+    )
     segments = [*first.segments, *second.segments]
-    assert sum(len(s.turns) for s in segments) == 16 and any(s.stop is StopReason.TERMINATED for s in segments)
+    assert sum(len(s.turns) for s in segments) == 16 and any(
+        s.stop is StopReason.TERMINATED for s in segments
+    )
     assert first.metrics.get("rollout/faults/episodes_failed", 0.0) == 0.0
 
 
@@ -94,7 +129,12 @@ async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_b
     ("mode", "keys", "stop", "bootstrapped"),
     [
         ("edits 3", {"max_steps": 2}, StopReason.TIME_LIMIT, True),
-        ("hangs", {"time_limit_s": 2.0, "variables": {"MARK": "/dev/null"}}, StopReason.TIME_LIMIT, False),
+        (
+            "hangs",
+            {"time_limit_s": 2.0, "variables": {"MARK": "/dev/null"}},
+            StopReason.TIME_LIMIT,
+            False,
+        ),
         ("crashes", {}, StopReason.TERMINATED, False),
     ],
 )
@@ -152,7 +192,9 @@ TEMPLATES = ["qwen3.5", "qwen3.5 (own template)", "mistral-nemo", "gpt-oss", "gl
 
 
 @pytest.mark.parametrize("name", some(TEMPLATES, ["qwen3.5", "mistral-nemo"]))
-async def test_an_agent_with_several_system_messages_plays_on_every_template(tmp_path: Path, name: str) -> None:
+async def test_an_agent_with_several_system_messages_plays_on_every_template(
+    tmp_path: Path, name: str
+) -> None:
     tokenizer = family(name)
     tokenizer.save_pretrained(tmp_path / "checkpoint")
     (tmp_path / "agent.py").write_text(CODEX)
@@ -164,8 +206,12 @@ async def test_an_agent_with_several_system_messages_plays_on_every_template(tmp
     async with playing(tmp_path, engine, **given) as run:
         samples = await run.episode()
         # glm's template writes no token where this response ended.
-        assert (await run.runtime()).counters == ({"responses_rewritten": 1} if name == "glm-4.7" else {})
+        assert (await run.runtime()).counters == (
+            {"responses_rewritten": 1} if name == "glm-4.7" else {}
+        )
     assert turns_in(samples) == 2 and samples[-1].reward == 1.0
     prompts = [tokenizer.decode(body["input_ids"]) for body in engine.requests]
-    assert all(prompts[0].count(text) == 1 for text in ("You are a coding agent.", "permissions", "say hi"))
+    assert all(
+        prompts[0].count(text) == 1 for text in ("You are a coding agent.", "permissions", "say hi")
+    )
     assert prompts[1].count("reminder: a file changed") == 1 and prompts[1].count("hello") == 1

@@ -1,4 +1,5 @@
-"""Turns share a sample where their prompts allow it, and train what they train in samples of their own."""
+"""Turns share a sample where their prompts allow it, and train what they train in samples of their
+own."""
 
 import hashlib
 import random
@@ -39,7 +40,8 @@ def test_chains_hold_every_turn_once_and_are_as_few_as_possible(rng: random.Rand
 
 
 def _fewest(turns: Sequence[Turn]) -> int:
-    """The least number of chains: the largest matching of turns with turns that continue them says how many join."""
+    """The least number of chains: the largest matching of turns with turns that continue them says
+    how many join."""
     count = range(len(turns))
     follows = [[a < b and continues(turns[b].prompt, turns[a]) for b in count] for a in count]
     followers = maximum_bipartite_matching(csr_array(follows))
@@ -47,7 +49,9 @@ def _fewest(turns: Sequence[Turn]) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_chain_has_the_tokens_of_its_last_turn_and_slime_counts_the_same_groups(seed: int) -> None:
+def test_a_chain_has_the_tokens_of_its_last_turn_and_slime_counts_the_same_groups(
+    seed: int,
+) -> None:
     segments, groups = conversations(random.Random(seed), 3, 24, first_group=5)
     alone, joined = (train_data(ARGS, segments, groups, chains=chains) for chains in (False, True))
     for turn, (sample, span) in places(alone).items():
@@ -86,9 +90,13 @@ def test_each_turn_counts_as_much_in_a_chain_as_alone(seed: int) -> None:
         assert weights == pytest.approx(joined[turn])
 
 
-@pytest.mark.parametrize("settings", [{}, {"gae_form": "turn"}, {"value_first_token_weight": 3.0, "lambda_token": 0.9}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"gae_form": "turn"}, {"value_first_token_weight": 3.0, "lambda_token": 0.9}]
+)
 @pytest.mark.parametrize("seed", range(10))
-def test_advantages_and_returns_of_a_turn_do_not_depend_on_its_sample(seed: int, settings: dict[str, Any]) -> None:
+def test_advantages_and_returns_of_a_turn_do_not_depend_on_its_sample(
+    seed: int, settings: dict[str, Any]
+) -> None:
     segments, groups = conversations(random.Random(seed), 4, 24)
     found = []
     for chains in (False, True):
@@ -98,7 +106,8 @@ def test_advantages_and_returns_of_a_turn_do_not_depend_on_its_sample(seed: int,
         rollout_data["loss_masks"] = [torch.as_tensor(mask) for mask in data["loss_masks"]]
         for name in ("values", "kl"):
             rollout_data[name] = [
-                _made_up(name, *sample) for sample in zip(data["tokens"], data["response_lengths"], strict=True)
+                _made_up(name, *sample)
+                for sample in zip(data["tokens"], data["response_lengths"], strict=True)
             ]
         compute_advantages(Namespace(kl_coef=0.1, **settings), rollout_data)
         found.append({key: by_turn(data, rollout_data[key]) for key in ("advantages", "returns")})
@@ -108,7 +117,8 @@ def test_advantages_and_returns_of_a_turn_do_not_depend_on_its_sample(seed: int,
 
 
 def _made_up(name: str, tokens: Any, length: int) -> torch.Tensor:
-    """A number for each response token that depends on the tokens before it, as a causal model's outputs do."""
+    """A number for each response token that depends on the tokens before it, as a causal model's
+    outputs do."""
     first = len(tokens) - length
     digests = [
         hashlib.blake2b(name.encode() + tokens[:end].tobytes(), digest_size=4).digest()
@@ -177,5 +187,8 @@ def test_value_pretraining_keeps_chains_together_in_a_random_order() -> None:
     found = [sample for group in made for sample in group]
     assert sum(len(sample.train_metadata["turn_row"].turns) for sample in found) == 24
     assert len(found) < 24
-    kinds = {(s.metadata["episode_id"] in held_out, s.train_metadata["turn_row"].kind.name) for s in found}
+    kinds = {
+        (s.metadata["episode_id"] in held_out, s.train_metadata["turn_row"].kind.name)
+        for s in found
+    }
     assert kinds <= {(True, "HELD_OUT"), (False, "TURN"), (True, "BOOTSTRAP"), (False, "BOOTSTRAP")}

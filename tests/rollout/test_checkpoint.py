@@ -22,13 +22,21 @@ async def play(folder: Path, first: int, last: int, **keys: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("history", "stop"), [("window", 1), ("full", 3)])
-async def test_a_run_resumed_from_a_checkpoint_plays_the_same_batches(tmp_path: Path, stop: int, history: str) -> None:
+async def test_a_run_resumed_from_a_checkpoint_plays_the_same_batches(
+    tmp_path: Path, stop: int, history: str
+) -> None:
     whole = await play(tmp_path, 0, 5, **KEYS, history=history)
-    assert content(*whole[stop:]) == content(*await play(tmp_path, stop, 5, **KEYS, history=history))
+    assert content(*whole[stop:]) == content(
+        *await play(tmp_path, stop, 5, **KEYS, history=history)
+    )
 
 
 async def test_the_warm_up_buffer_survives_a_restart(tmp_path: Path) -> None:
-    keys = {"critic_warmup": {"w_epoch": 3, "w_iter": 2, "fraction": 0.5}, "num_critic_only_steps": 5, **KEYS}
+    keys = {
+        "critic_warmup": {"w_epoch": 3, "w_iter": 2, "fraction": 0.5},
+        "num_critic_only_steps": 5,
+        **KEYS,
+    }
     whole = await play(tmp_path, 0, 6, **keys)
     for first in (2, 4):
         assert content(*whole[first:]) == content(*await play(tmp_path, first, 6, **keys))
@@ -55,7 +63,10 @@ async def test_with_another_number_of_slots_as_many_episodes_as_fit_continue_and
     (before,) = await play(tmp_path, 0, 1, **LONG)
     assert live_episodes(tmp_path) == 4
     after = await play(tmp_path, 1, 3, **LONG, n_env=n_env)
-    assert [output.metrics["rollout/faults/episodes_lost_at_resume"] for output in after] == [lost, 0]
+    assert [output.metrics["rollout/faults/episodes_lost_at_resume"] for output in after] == [
+        lost,
+        0,
+    ]
     went_on = [place for output in after for place in sorted(places_of(output))]
     assert len(set(went_on)) == len(went_on) and not set(places_of(before)) & set(went_on)
     cut, first = dict(sorted(places_of(before))), dict(reversed(went_on))
@@ -63,7 +74,9 @@ async def test_with_another_number_of_slots_as_many_episodes_as_fit_continue_and
     assert all(turn == 0 for episode, turn in first.items() if episode not in cut)
 
 
-@pytest.mark.parametrize("change", [{"env": {"max_length": 41}}, {"seed_start": 4}, {"path": "a file of the user's"}])
+@pytest.mark.parametrize(
+    "change", [{"env": {"max_length": 41}}, {"seed_start": 4}, {"path": "a file of the user's"}]
+)
 async def test_episodes_that_the_configuration_no_longer_plays_are_counted_and_replaced(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, change: dict[str, Any]
 ) -> None:
@@ -79,7 +92,9 @@ async def test_episodes_that_the_configuration_no_longer_plays_are_counted_and_r
     assert len(turns_of(output)) == 24
 
 
-@pytest.mark.parametrize("warmup", [{}, {"critic_warmup": {"w_epoch": 2, "w_iter": 1, "fraction": 0.5}}])
+@pytest.mark.parametrize(
+    "warmup", [{}, {"critic_warmup": {"w_epoch": 2, "w_iter": 1, "fraction": 0.5}}]
+)
 async def test_a_step_saved_after_the_next_batch_was_played_resumes_before_that_batch(
     tmp_path: Path, warmup: dict[str, Any]
 ) -> None:
@@ -107,7 +122,8 @@ async def test_the_state_is_on_the_disk_before_slime_saves_the_models(tmp_path: 
 
 
 async def test_a_checkpoint_cannot_name_the_code_that_runs(tmp_path: Path) -> None:
-    """The episodes of a checkpoint that names another environment are given up; that environment is never imported."""
+    """The episodes of a checkpoint that names another environment are given up; that environment is
+    never imported."""
     await play(tmp_path, 0, 1, **LONG)
     trap, sprung = tmp_path / "trap.py", tmp_path / "sprung"
     trap.write_text(f"open({str(sprung)!r}, 'w').close()\n")
@@ -129,7 +145,9 @@ def test_groups_that_were_aborted_are_handed_out_again_after_a_restart(tmp_path:
     assert group[0].metadata == second[0].metadata and fresh[0].index > second[1].index
 
 
-def test_a_run_resumed_while_the_actor_is_frozen_finds_its_episodes_where_it_saved_them(tmp_path: Path) -> None:
+def test_a_run_resumed_while_the_actor_is_frozen_finds_its_episodes_where_it_saved_them(
+    tmp_path: Path,
+) -> None:
     source = Run(tmp_path).source
     source.get_samples(3)
     source.save(0)

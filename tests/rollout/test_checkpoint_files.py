@@ -1,4 +1,5 @@
-"""What a checkpoint's file holds, and what happens if it is damaged, foreign, missing or cannot be written."""
+"""What a checkpoint's file holds, and what happens if it is damaged, foreign, missing or cannot be
+written."""
 
 import os
 import random
@@ -41,14 +42,20 @@ def with_pictures(folder: Path) -> Path:
 
 
 def pictured(folder: Path) -> EpisodeSource:
-    """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one more."""
+    """A source that keeps an episode with pictures, as a VLM's warm-up does: every prompt shows one
+    more."""
     log_probs = array("f", [-0.1, -0.2])
-    generation = Generation([5, 6], log_probs, "ab", FinishReason.STOP, ("3",), {"id": "x"}, False, (2,))
+    generation = Generation(
+        [5, 6], log_probs, "ab", FinishReason.STOP, ("3",), {"id": "x"}, False, (2,)
+    )
     pixels = [torch.arange(40, dtype=torch.bfloat16).reshape(4, 10) + number for number in range(3)]
     parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
     images = ["first", "second", "first"]
     prompts = [Prompt([1, 2, 3], images[:n], ImageChain(parts[:n])) for n in (1, 2, 3)]
-    turns = [Turn(0, i, prompts[i], generation, "a", True, "a", 1.0, False, False, None) for i in range(2)]
+    turns = [
+        Turn(0, i, prompts[i], generation, "a", True, "a", 1.0, False, False, None)
+        for i in range(2)
+    ]
     source = EpisodeSource(rollout_args(folder))
     source.kept = [Segment("t", tuple(turns), prompts[2], StopReason.CUT)]
     return source
@@ -62,7 +69,10 @@ def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
     for found, truth in zip(prompts_of(kept), prompts_of(wanted), strict=True):
         assert found.image_data == truth.image_data
         assert dict(found.train_inputs).keys() == {"pixels", "grid"}
-        assert all(torch.equal(found.train_inputs[key], truth.train_inputs[key]) for key in found.train_inputs)
+        assert all(
+            torch.equal(found.train_inputs[key], truth.train_inputs[key])
+            for key in found.train_inputs
+        )
     first, second = (turn.prompt.train_inputs.parts[0]["pixels"] for turn in kept.turns)
     assert first is second
     without_prompts = lambda segment: [replace(turn, prompt=Prompt([])) for turn in segment.turns]
@@ -71,7 +81,9 @@ def test_pictures_are_restored_unchanged(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pictures", [False, True])
-async def test_a_checkpoint_with_any_flipped_bit_is_refused(saved: Path, tmp_path: Path, pictures: bool) -> None:
+async def test_a_checkpoint_with_any_flipped_bit_is_refused(
+    saved: Path, tmp_path: Path, pictures: bool
+) -> None:
     """One bit at a time, anywhere in the file."""
     saved = with_pictures(tmp_path) if pictures else saved
     whole = saved.read_bytes()
@@ -96,14 +108,18 @@ def test_a_missing_checkpoint_or_a_foreign_file_is_refused(tmp_path: Path) -> No
     source.load(None)
 
 
-def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untouched(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untouched(
+    tmp_path: Path,
+) -> None:
     saved = with_pictures(tmp_path)
     before = saved.read_bytes()
     source = pictured(tmp_path)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room in (0, 1, 8, 100, len(before) // 2, len(before) - 1):
         try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))  # the kernel refuses every byte beyond it
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (room, hard)
+            )  # the kernel refuses every byte beyond it
             with pytest.raises(CheckpointError, match="cannot be written"):
                 source.save(0)
         finally:

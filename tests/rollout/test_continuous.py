@@ -1,4 +1,5 @@
-"""Continuous batches: the slots never wait, no turn is lost or doubled, and none is older than `max_staleness`."""
+"""Continuous batches: the slots never wait, no turn is lost or doubled, and none is older than
+`max_staleness`."""
 
 import asyncio
 import itertools
@@ -17,8 +18,17 @@ from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.fixtures.trainer import TURNS, Trainer, updated_engine
 
-CASES = [(count, *case) for count in (1, 2, 4) for case in itertools.product(("window", "full"), (False, True), (1, 2))]
-QUICK = [(1, "window", False, 1), (1, "full", False, 2), (1, "window", True, 2), (2, "full", True, 1)]
+CASES = [
+    (count, *case)
+    for count in (1, 2, 4)
+    for case in itertools.product(("window", "full"), (False, True), (1, 2))
+]
+QUICK = [
+    (1, "window", False, 1),
+    (1, "full", False, 2),
+    (1, "window", True, 2),
+    (2, "full", True, 1),
+]
 
 
 @pytest.mark.parametrize("case", some(CASES, QUICK), ids=str)
@@ -30,7 +40,9 @@ async def test_no_turn_is_lost_doubled_or_older_than_the_limit(
     await trainer.run(range(6), ahead=ahead)
     no_gap_and_none_twice(trainer.places())
     assert all(0 <= updates <= limit for batch in trainer.staleness for updates in batch)
-    assert any(updates for batch in trainer.staleness for updates in batch), "turns are played while training runs"
+    assert any(updates for batch in trainer.staleness for updates in batch), (
+        "turns are played while training runs"
+    )
     for output, stale in zip(trainer.outputs, trainer.staleness, strict=True):
         assert output.metrics["turn/staleness_max"] == max(stale)
         assert output.metrics["turn/staleness"] == pytest.approx(sum(stale) / TURNS)
@@ -41,7 +53,10 @@ async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: P
 
     async def train(engine: ScriptedEngine, rollout_id: int) -> None:
         deadline = time.monotonic() + 60
-        while trainer.stream.ledger["finished"] < (rollout_id + 2) * TURNS and time.monotonic() < deadline:
+        while (
+            trainer.stream.ledger["finished"] < (rollout_id + 2) * TURNS
+            and time.monotonic() < deadline
+        ):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         engine.update()
@@ -50,12 +65,16 @@ async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: P
     await trainer.run(range(2))
     ledger = trainer.stream.ledger
     assert ledger["handed_out"] == 2 * TURNS
-    assert ledger["finished"] == ledger["issued"] == 3 * TURNS, "one more batch waits: max_staleness is 1"
+    assert ledger["finished"] == ledger["issued"] == 3 * TURNS, (
+        "one more batch waits: max_staleness is 1"
+    )
     assert trainer.outputs[1].metrics["rollout/turns_pending"] == 0
 
 
 @pytest.mark.parametrize("processes", some([1, 2], [1]))
-async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(tmp_path: Path, processes: int) -> None:
+async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(
+    tmp_path: Path, processes: int
+) -> None:
     trainer = Trainer(tmp_path, rollout_processes=processes)
     await trainer.run(range(5))
     prompts: dict[tuple[int, int], list[int]] = {}
@@ -82,7 +101,9 @@ async def test_a_killed_run_goes_on_with_the_turns_after_the_saved_batch(
     assert after.outputs[0].metrics["rollout/faults/episodes_lost_at_resume"] == 0
 
 
-async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tmp_path: Path) -> None:
+async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(
+    tmp_path: Path,
+) -> None:
     trainer = Trainer(tmp_path, colocate=True)
     quiet: list[int] = []
 
@@ -101,7 +122,9 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(tm
     at_limit = [output.metrics["rollout/slots_at_limit"] for output in trainer.outputs]
     assert max(at_limit) < pauses / 4, "the slots wait for GPUs, not at the limit"
     no_gap_and_none_twice(trainer.places())
-    assert max(max(batch) for batch in trainer.staleness) == 1, "turns that finished during the pause come first"
+    assert max(max(batch) for batch in trainer.staleness) == 1, (
+        "turns that finished during the pause come first"
+    )
 
 
 @pytest.mark.parametrize("processes", some([1, 2], [1]))
@@ -117,11 +140,19 @@ async def test_answers_that_survive_new_weights_are_as_old_as_their_oldest_token
         metrics = output.metrics
         assert min(stale) >= 0 and max(stale) <= 2
         assert metrics["turn/staleness"] == pytest.approx(sum(stale) / TURNS)
-        assert metrics["rollout/faults/turns_aborted"] == metrics["rollout/faults/turns_spanning_update"] == 0
+        assert (
+            metrics["rollout/faults/turns_aborted"]
+            == metrics["rollout/faults/turns_spanning_update"]
+            == 0
+        )
         tokens = [sample.response_length for sample in turns_of(output)]
-        as_old_as_the_turn = sum(n * age for n, age in zip(tokens, stale, strict=True)) / sum(tokens)
+        as_old_as_the_turn = sum(n * age for n, age in zip(tokens, stale, strict=True)) / sum(
+            tokens
+        )
         younger = as_old_as_the_turn - metrics["turn/token_staleness"]
-        assert younger > 0 if mixed else younger == pytest.approx(0), "tokens of new weights are younger than the turn"
+        assert younger > 0 if mixed else younger == pytest.approx(0), (
+            "tokens of new weights are younger than the turn"
+        )
 
 
 @pytest.mark.parametrize(
@@ -131,7 +162,9 @@ async def test_answers_that_survive_new_weights_are_as_old_as_their_oldest_token
         ("abort", "default", "which weights"),
     ],
 )
-async def test_an_engine_without_versions_is_refused(tmp_path: Path, on_update: str, version: str, told: str) -> None:
+async def test_an_engine_without_versions_is_refused(
+    tmp_path: Path, on_update: str, version: str, told: str
+) -> None:
     engine = updated_engine()
     engine.version = version
     async with playing(tmp_path, engine, on_update=on_update, env={"max_length": 40}) as run:
@@ -143,10 +176,16 @@ async def test_an_engine_without_versions_is_refused(tmp_path: Path, on_update: 
     ("keys", "said"),
     [
         (
-            {"on_update": "continue", "rollout_function_path": "rollout.fixed_turn.generate_rollout"},
+            {
+                "on_update": "continue",
+                "rollout_function_path": "rollout.fixed_turn.generate_rollout",
+            },
             "on_update: continue needs --rollout-function-path",
         ),
-        ({"on_update": "continue", "custom_megatron_init_path": None}, "on_update .* --custom-megatron"),
+        (
+            {"on_update": "continue", "custom_megatron_init_path": None},
+            "on_update .* --custom-megatron",
+        ),
         (
             {
                 **{"on_update": "continue", "custom_megatron_init_path": "advantage.patch.install"},
@@ -158,7 +197,9 @@ async def test_an_engine_without_versions_is_refused(tmp_path: Path, on_update: 
         ({"update_weights_interval": 3}, "--update-weights-interval 3"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def test_settings_that_cannot_work_are_refused(
+    tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
     keys = {"rollout_function_path": "rollout.continuous.generate_rollout", **keys}
     with pytest.raises(ConfigError, match=said):
         EpisodeSource(rollout_args(tmp_path, **keys))
@@ -174,8 +215,13 @@ class WarmUp(Trainer):
 
 
 @pytest.mark.parametrize("processes", some([1, 3], [1]))
-async def test_a_run_resumed_while_the_warm_up_draws_skips_no_turn(tmp_path: Path, processes: int) -> None:
-    keys: dict[str, Any] = {"critic_warmup": {"w_epoch": 2, "w_iter": 2, "fraction": 1.0}, "num_critic_only_steps": 4}
+async def test_a_run_resumed_while_the_warm_up_draws_skips_no_turn(
+    tmp_path: Path, processes: int
+) -> None:
+    keys: dict[str, Any] = {
+        "critic_warmup": {"w_epoch": 2, "w_iter": 2, "fraction": 1.0},
+        "num_critic_only_steps": 4,
+    }
     keys["rollout_processes"] = processes
     first = WarmUp(tmp_path, train_s=0.3, max_staleness=1, **keys)
     await first.run(range(3))  # the third is drawn, while finished turns wait to be handed out

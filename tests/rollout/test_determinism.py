@@ -1,4 +1,5 @@
-"""Same seeds and same engine answers give the same bytes, in any order of completion and with any backend."""
+"""Same seeds and same engine answers give the same bytes, in any order of completion and with any
+backend."""
 
 import random
 from pathlib import Path
@@ -30,7 +31,9 @@ async def test_batches_are_the_same_bytes_in_any_order_of_completion_on_threads_
 ) -> None:
     keys = {"turn_quota": "per_env", "history": history}
     runs = [
-        await play_batches(tmp_path, 3, jittered(seed), env_backend=backend, env_workers=workers, **keys)
+        await play_batches(
+            tmp_path, 3, jittered(seed), env_backend=backend, env_workers=workers, **keys
+        )
         for seed, (backend, workers) in enumerate([("inline", 1), ("inline", 4), ("process", 2)])
     ]
     threads, more_threads, processes = (content(*outputs) for outputs, _ in runs)
@@ -43,19 +46,32 @@ async def test_faults_that_were_survived_leave_no_trace_in_the_batches(
     monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
 
     def faulty(body: dict[str, Any], number: int) -> Any:
-        return ABORTED if number % 7 == 3 else {"sorry": "busy"} if number % 11 == 5 else plays(body, number)
+        return (
+            ABORTED
+            if number % 7 == 3
+            else {"sorry": "busy"}
+            if number % 11 == 5
+            else plays(body, number)
+        )
 
     keys = {"turn_quota": "per_env", "env_backend": "process"}
     smooth, _ = await play_batches(tmp_path, 3, jittered(1), **keys)
     game = {"raise_share": 0.1, "die_at": 2, "once": str(tmp_path / "died")}
     rough, faults = await play_batches(tmp_path, 3, jittered(2), faulty, **keys, env=game)
-    assert all(faults.get(kind) for kind in ("turns_aborted", "bad_answer", "raised", "worker_died", "replayed"))
+    assert all(
+        faults.get(kind)
+        for kind in ("turns_aborted", "bad_answer", "raised", "worker_died", "replayed")
+    )
     assert content(*smooth) == content(*rough)
 
 
-async def test_with_a_global_quota_every_turn_is_the_same_bytes_whichever_batch_it_falls_into(tmp_path: Path) -> None:
+async def test_with_a_global_quota_every_turn_is_the_same_bytes_whichever_batch_it_falls_into(
+    tmp_path: Path,
+) -> None:
     runs = [
-        turns((await play_batches(tmp_path, 3, jittered(seed), env_backend=backend, env_workers=2))[0])
+        turns(
+            (await play_batches(tmp_path, 3, jittered(seed), env_backend=backend, env_workers=2))[0]
+        )
         for seed, backend in enumerate(["inline", "inline", "process"])
     ]
     for other in runs[1:]:
@@ -81,7 +97,9 @@ async def test_under_deterministic_inference_every_turn_has_its_own_seed_the_sam
     assert content(*first) == content(*second)
 
 
-def test_sampling_seeds_of_long_episodes_and_of_held_out_episodes_with_the_same_ids_differ(tmp_path: Path) -> None:
+def test_sampling_seeds_of_long_episodes_and_of_held_out_episodes_with_the_same_ids_differ(
+    tmp_path: Path,
+) -> None:
     source = EpisodeSource(rollout_args(tmp_path, sglang_enable_deterministic_inference=True))
     specs = [source.episode(0), source.episode(1), *source.eval_episodes()[:2]]
     seeds = [sampling_seed(0, spec, turn) for spec in specs for turn in range(500)]

@@ -1,4 +1,5 @@
-"""Drills: faults in a fifth of all environment steps, and weight loads that hit answers in flight."""
+"""Drills: faults in a fifth of all environment steps, and weight loads that hit answers in
+flight."""
 
 import asyncio
 from collections import Counter
@@ -22,18 +23,31 @@ BATCHES = 3
 
 
 @pytest.mark.parametrize("quota", some(["global", "per_env"], ["global"]))
-async def test_batches_are_exact_while_a_fifth_of_all_steps_raise_hang_or_die(tmp_path: Path, quota: str) -> None:
-    """`history: window`. Each fault is counted, no turn is lost or played twice, and no episode is given up for it."""
+async def test_batches_are_exact_while_a_fifth_of_all_steps_raise_hang_or_die(
+    tmp_path: Path, quota: str
+) -> None:
+    """`history: window`. Each fault is counted, no turn is lost or played twice, and no episode is
+    given up for it."""
     faults = tmp_path / "faults"
     faults.mkdir()
-    keys = {"env_backend": "process", "env_workers": 2, "env_step_timeout_s": 1.5, "turn_quota": quota, "n_env": 8}
+    keys = {
+        "env_backend": "process",
+        "env_workers": 2,
+        "env_step_timeout_s": 1.5,
+        "turn_quota": quota,
+        "n_env": 8,
+    }
     env = {"max_length": 40, "fault_share": 0.2, "faults": str(faults)}
-    async with playing(tmp_path, updated_engine(), env=env, max_env_retries_per_turn=20, **keys) as run:
+    async with playing(
+        tmp_path, updated_engine(), env=env, max_env_retries_per_turn=20, **keys
+    ) as run:
         outputs = [await run.batch(number) for number in range(BATCHES)]
     counted: Counter[str] = Counter()
     for output in outputs:
         assert len(turns_of(output)) == TURNS
-        counted.update({name: int(value) for name, value in output.metrics.items() if "/faults/" in name})
+        counted.update(
+            {name: int(value) for name, value in output.metrics.items() if "/faults/" in name}
+        )
     played = places_of(*outputs)
     no_gap_and_none_twice(played)
     made = Counter(path.name.partition("-")[0] for path in faults.iterdir())
@@ -57,16 +71,31 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "play", some([fixed_turn.collect, continuous.collect], [continuous.collect]), ids=["fixed-turn", "continuous"]
+    "play",
+    some([fixed_turn.collect, continuous.collect], [continuous.collect]),
+    ids=["fixed-turn", "continuous"],
 )
 async def test_weight_loads_that_abort_answers_in_flight_lose_no_turn(
     tmp_path: Path, policy: Path, play: fixed_turn.Collect
 ) -> None:
-    """The embedded engine gets new weights over and over, as slime sends them; each turn is of one version."""
-    with warm_engines(), EngineProcess(EngineOptions(model_path=str(policy), max_running_requests=8)) as engine:
+    """The embedded engine gets new weights over and over, as slime sends them; each turn is of one
+    version."""
+    with (
+        warm_engines(),
+        EngineProcess(EngineOptions(model_path=str(policy), max_running_requests=8)) as engine,
+    ):
         state = load_hf_model(str(policy)).state_dict()
-        keys: dict[str, Any] = {"hf_checkpoint": str(policy), "n_env": 8, "max_staleness": 4, "max_turn_retries": 1000}
-        keys |= {"env": {"max_length": 40}, "rollout_max_response_len": 24, "sglang_router_port": engine.port}
+        keys: dict[str, Any] = {
+            "hf_checkpoint": str(policy),
+            "n_env": 8,
+            "max_staleness": 4,
+            "max_turn_retries": 1000,
+        }
+        keys |= {
+            "env": {"max_length": 40},
+            "rollout_max_response_len": 24,
+            "sglang_router_port": engine.port,
+        }
         run, played, aborted, loads = Run(tmp_path, **keys), list[tuple[int, int]](), 0.0, 0
         try:
             while aborted == 0 or loads < BATCHES:

@@ -12,31 +12,45 @@ from tests.rollout.test_tool_rollout import ENV
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 GLM_CALL = (
-    "<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value><arg_key>b</arg_key><arg_value>3</arg_value></tool_call>"
+    "<tool_call>add<arg_key>a</arg_key><arg_value>2</arg_value>"
+    "<arg_key>b</arg_key><arg_value>3</arg_value></tool_call>"
 )
 KIMI_CALL = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>"
     '{"a": 2, "b": 3}<|tool_call_end|><|tool_calls_section_end|>'
 )
 HARMONY_CALL = (
-    "<|channel|>analysis<|message|>I add. ACTION: no<|end|><|start|>assistant<|channel|>commentary to=functions.add "
+    "<|channel|>analysis<|message|>I add. ACTION: "
+    "no<|end|><|start|>assistant<|channel|>commentary to=functions.add "
     '<|constrain|>json<|message|>{"a": 2, "b": 3}'
 )
 ANSWERS: dict[str, list[Any]] = {
-    "glm-4.7": [(f"maybe {CALL}", "length"), (f"so</think>{GLM_CALL}", "<|observation|>"), ("so</think>5", "<|user|>")],
+    "glm-4.7": [
+        (f"maybe {CALL}", "length"),
+        (f"so</think>{GLM_CALL}", "<|observation|>"),
+        ("so</think>5", "<|user|>"),
+    ],
     "glm-4.5": [
         (f"\n<think>maybe {CALL}", "length"),
         (f"\n<think>so</think>\n{GLM_CALL}", "<|observation|>"),
         ("\n<think>so</think>\n5", "<|endoftext|>"),
     ],
-    "kimi-k2": [(f"<think>maybe {KIMI_CALL}", "length"), (KIMI_CALL, "<|im_end|>"), ("5", "<|im_end|>")],
+    "kimi-k2": [
+        (f"<think>maybe {KIMI_CALL}", "length"),
+        (KIMI_CALL, "<|im_end|>"),
+        ("5", "<|im_end|>"),
+    ],
     "gpt-oss": [
         (f"<|channel|>analysis<|message|>maybe {CALL}", "length"),
         (HARMONY_CALL, "<|call|>"),
-        ("<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>5", "<|return|>"),
+        (
+            "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>5",
+            "<|return|>",
+        ),
     ],
 }
-"""A thought that is cut with a call in it, a call in the family's own form, and the answer; each with its end."""
+"""A thought that is cut with a call in it, a call in the family's own form, and the answer; each
+with its end."""
 
 
 def settings_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
@@ -48,7 +62,13 @@ def settings_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("name", "history"),
-    [("glm-4.5", "full"), ("glm-4.7", "full"), ("kimi-k2", "full"), ("glm-4.7", "window"), ("gpt-oss", "window")],
+    [
+        ("glm-4.5", "full"),
+        ("glm-4.7", "full"),
+        ("kimi-k2", "full"),
+        ("glm-4.7", "window"),
+        ("gpt-oss", "window"),
+    ],
 )
 async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(
     tmp_path: Path, name: str, history: str
@@ -63,12 +83,19 @@ async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(
     assert len(prompts) == 3 and counters == {}
     assert samples[-1].reward == pytest.approx(0.9), "the cut thought is fined"
     assert "neither a call nor an answer" in prompts[1]
-    result_shown = prompts[2][len(prompts[1]) :] if history == "full" else prompts[2].partition("add: ")[2]
+    result_shown = (
+        prompts[2][len(prompts[1]) :] if history == "full" else prompts[2].partition("add: ")[2]
+    )
     assert "5" in result_shown
     stops = engine.requests[0]["sampling_params"]["stop_token_ids"]
-    assert {tokenizer.convert_tokens_to_ids(end) for _, end in ANSWERS[name] if end != "length"} <= set(stops)
+    assert {
+        tokenizer.convert_tokens_to_ids(end) for _, end in ANSWERS[name] if end != "length"
+    } <= set(stops)
     if history == "full":
-        assert all(doubled not in prompts[2] for doubled in ("<|observation|><|observation|>", "<|im_end|><|im_end|>"))
+        assert all(
+            doubled not in prompts[2]
+            for doubled in ("<|observation|><|observation|>", "<|im_end|><|im_end|>")
+        )
         assert "maybe" in prompts[1] and "</think>" in prompts[1].partition("maybe")[2]
 
 
@@ -85,12 +112,16 @@ async def test_an_engine_that_cut_the_prompt_is_counted(tmp_path: Path) -> None:
     assert output.metrics["rollout/faults/prompt_tokens_differ"] == 7
 
 
-async def test_a_base_checkpoint_stops_at_the_end_of_turn_that_its_template_writes(tmp_path: Path) -> None:
+async def test_a_base_checkpoint_stops_at_the_end_of_turn_that_its_template_writes(
+    tmp_path: Path,
+) -> None:
     tokenizer = cheap_copy(family("qwen2.5"))
     tokenizer.eos_token = "<|endoftext|>"
     run_on = "5<|im_end|>\n<|im_start|>user\nWhat is 7 + 1?<|im_end|>\n<|im_start|>assistant\n8"
     given = settings_of(tmp_path, "qwen2.5", history="full")
     tokenizer.save_pretrained(given["hf_checkpoint"])
-    async with playing(tmp_path, ScriptedEngine(tokenizer, lambda body, number: run_on), **given) as run:
+    async with playing(
+        tmp_path, ScriptedEngine(tokenizer, lambda body, number: run_on), **given
+    ) as run:
         result = await run.episode()
     assert result.reward == 1.0 and tokenizer.decode(result.tokens).endswith("5<|im_end|>")

@@ -1,4 +1,5 @@
-"""Fixed-turn batches: exact counts, no turn lost or doubled, cut episodes bootstrapped, faults bounded."""
+"""Fixed-turn batches: exact counts, no turn lost or doubled, cut episodes bootstrapped, faults
+bounded."""
 
 import itertools
 import random
@@ -17,7 +18,13 @@ from rollout.play.prompts import NextPrompt, Prompts
 from rollout.turn import Turn
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import no_gap_and_none_twice, place_of, places_of, play_batches, turns_of
+from tests.fixtures.playing import (
+    no_gap_and_none_twice,
+    place_of,
+    places_of,
+    play_batches,
+    turns_of,
+)
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.warm_python import warm_players
 
@@ -33,7 +40,12 @@ def processes(request: pytest.FixtureRequest) -> Iterator[int]:
 
 wide = pytest.mark.parametrize("processes", some([1, 2, 4], [1]), indirect=True)
 ACCOUNTING = [
-    pytest.param(count, quota, seed, marks=() if (count, seed) in ((1, 0), (1, 2), (2, 1)) else pytest.mark.slow)
+    pytest.param(
+        count,
+        quota,
+        seed,
+        marks=() if (count, seed) in ((1, 0), (1, 2), (2, 1)) else pytest.mark.slow,
+    )
     for count, quota, seed in itertools.product((1, 2, 4), ("global", "per_env"), range(3))
 ]
 
@@ -71,14 +83,20 @@ async def test_with_more_slots_than_turns_every_slot_gets_its_share_over_the_bat
     collect: Collect, n_env: int, turns: int
 ) -> None:
     outputs = await collect(
-        batches=n_env, n_env=n_env, rollout_batch_size=turns, global_batch_size=turns, env={"max_length": 40}
+        batches=n_env,
+        n_env=n_env,
+        rollout_batch_size=turns,
+        global_batch_size=turns,
+        env={"max_length": 40},
     )
     per_slot = Counter(episode % n_env for episode, _ in places_of(*outputs))
     assert per_slot == dict.fromkeys(range(n_env), turns)
 
 
 @wide
-async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_next_prompt(collect: Collect) -> None:
+async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_next_prompt(
+    collect: Collect,
+) -> None:
     first, second = await collect(batches=2, turn_quota="per_env", env={"max_length": 40})
     cut = 0
     for group in first.samples:
@@ -94,7 +112,9 @@ async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_ne
         )
         follower = next(sample for sample in turns_of(second) if place_of(sample) == place_of(last))
         prompt = follower.tokens[: len(follower.tokens) - follower.response_length]
-        assert last.tokens[:-1] == prompt, "the bootstrap state is the prompt that the next batch really starts from"
+        assert last.tokens[:-1] == prompt, (
+            "the bootstrap state is the prompt that the next batch really starts from"
+        )
     assert cut > 0
 
 
@@ -103,7 +123,9 @@ async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_ne
 async def test_a_time_limit_is_bootstrapped_from_the_final_observation_only_when_asked(
     collect: Collect, bootstrap: bool
 ) -> None:
-    outputs = await collect(bootstrap_on_time_limit=bootstrap, env={"max_length": 50, "time_limit": 3}, seed_start=1000)
+    outputs = await collect(
+        bootstrap_on_time_limit=bootstrap, env={"max_length": 50, "time_limit": 3}, seed_start=1000
+    )
     limited = [group for group in outputs[0].samples if any(row_of(s).truncated for s in group)]
     assert limited
     for group in limited:
@@ -125,7 +147,9 @@ async def test_a_time_limit_whose_final_observation_cannot_be_encoded_is_not_boo
         return await after(prompts, turn, may_write_notes)
 
     monkeypatch.setattr(Prompts, "after", broken_at_the_end)
-    (output,) = await collect(bootstrap_on_time_limit=True, env={"max_length": 50, "time_limit": 3}, seed_start=1000)
+    (output,) = await collect(
+        bootstrap_on_time_limit=True, env={"max_length": 50, "time_limit": 3}, seed_start=1000
+    )
     limited = [group for group in output.samples if any(row_of(s).truncated for s in group)]
     assert limited
     assert all(sample.metadata["kind"] == "turn" for group in limited for sample in group)
@@ -141,9 +165,14 @@ async def test_an_end_on_the_time_limits_last_step_counts_as_termination(collect
             assert row_of(last).terminated and not row_of(last).truncated and group[-1] is last
 
 
-async def test_a_prompt_that_outgrows_the_context_ends_the_episode_as_truncated(collect: Collect) -> None:
+async def test_a_prompt_that_outgrows_the_context_ends_the_episode_as_truncated(
+    collect: Collect,
+) -> None:
     (output,) = await collect(
-        history="full", rollout_max_context_len=700, env={"max_length": 50}, script=lambda b, n: "ACTION: left"
+        history="full",
+        rollout_max_context_len=700,
+        env={"max_length": 50},
+        script=lambda b, n: "ACTION: left",
     )
     assert output.metrics["rollout/stop/context"] > 0
     for group in output.samples:
@@ -153,7 +182,9 @@ async def test_a_prompt_that_outgrows_the_context_ends_the_episode_as_truncated(
                 assert sample is group[-1]
 
 
-async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_raise(collect: Collect) -> None:
+async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_raise(
+    collect: Collect,
+) -> None:
     with pytest.raises(FailureBudgetError, match="--rollout-max-context-len"):
         await collect(rollout_max_context_len=40)
 
@@ -162,7 +193,9 @@ async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_rais
 async def test_a_broken_environment_is_abandoned_and_its_turns_so_far_are_kept_and_bootstrapped(
     collect: Collect,
 ) -> None:
-    (output,) = await collect(env={"max_length": 30, "raise_at": 2, "raise_seeds": [1]}, turn_quota="per_env")
+    (output,) = await collect(
+        env={"max_length": 30, "raise_at": 2, "raise_seeds": [1]}, turn_quota="per_env"
+    )
     assert output.metrics["rollout/faults/episodes_failed"] == 1
     broken = next(g for g in output.samples if g[0].metadata["episode_id"] == 1)
     assert [s.metadata["kind"] for s in broken] == ["turn", "turn", "bootstrap"]
@@ -170,7 +203,9 @@ async def test_a_broken_environment_is_abandoned_and_its_turns_so_far_are_kept_a
 
 
 @wide
-async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_them(collect: Collect) -> None:
+async def test_too_many_broken_environments_stop_the_batch_with_what_reproduces_them(
+    collect: Collect,
+) -> None:
     with pytest.raises(FailureBudgetError) as error:
         await collect(env={"raise_at": 0}, max_episode_failures_per_batch=3)
     text = str(error.value)

@@ -32,7 +32,11 @@ async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
     outputs = await collect(batches=2, script=script)
     played = places_of(*outputs)
     assert len(set(played)) == len(played) == 48
-    assert sum(output.metrics["rollout/faults/turns_aborted"] for output in outputs) == len(aborted) > 0
+    assert (
+        sum(output.metrics["rollout/faults/turns_aborted"] for output in outputs)
+        == len(aborted)
+        > 0
+    )
 
 
 async def test_an_aborted_turn_is_sent_with_the_same_prompt_and_its_partial_response_is_dropped(
@@ -47,17 +51,28 @@ async def test_an_aborted_turn_is_sent_with_the_same_prompt_and_its_partial_resp
         return plays(body, number) if number % 3 else {"text": "AC", "meta_info": partial}
 
     (output,) = await collect(script=script, n_env=1)
-    assert all(sent[k] == sent[k + 1] for k in range(0, len(sent), 3)), "one slot sends one request after another"
+    assert all(sent[k] == sent[k + 1] for k in range(0, len(sent), 3)), (
+        "one slot sends one request after another"
+    )
     finished = [k for k in range(len(sent)) if k % 3]
     for k, sample in zip(finished, turns_of(output), strict=True):
-        prompt, response = sample.tokens[: -sample.response_length], sample.tokens[-sample.response_length :]
+        prompt, response = (
+            sample.tokens[: -sample.response_length],
+            sample.tokens[-sample.response_length :],
+        )
         assert prompt == sent[k]
-        assert response == chatml_tokenizer().encode(plays({"input_ids": sent[k]}, k) + "<|im_end|>")
-        assert len(sample.rollout_log_probs) == len(response) and min(sample.rollout_log_probs) > -2.0
+        assert response == chatml_tokenizer().encode(
+            plays({"input_ids": sent[k]}, k) + "<|im_end|>"
+        )
+        assert (
+            len(sample.rollout_log_probs) == len(response) and min(sample.rollout_log_probs) > -2.0
+        )
 
 
 @pytest.mark.parametrize(("quota", "others"), [("global", 23), ("per_env", 18)])
-async def test_no_slot_waits_for_another_slots_turn(collect: Collect, quota: str, others: int) -> None:
+async def test_no_slot_waits_for_another_slots_turn(
+    collect: Collect, quota: str, others: int
+) -> None:
     """The first response comes once all turns of the other slots are played."""
     played = asyncio.Event()
 
@@ -82,7 +97,9 @@ async def test_a_turn_that_a_weight_update_aborts_is_issued_again_at_once(
     """A second abort of the same turn would pause."""
     monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 3600.0)
     async with asyncio.timeout(120.0):
-        (output,) = await collect(script=lambda body, number: plays(body, number) if number else ABORTED)
+        (output,) = await collect(
+            script=lambda body, number: plays(body, number) if number else ABORTED
+        )
     assert output.metrics["rollout/faults/turns_aborted"] == 1
 
 
@@ -90,7 +107,8 @@ async def test_a_turn_that_a_weight_update_aborts_is_issued_again_at_once(
 async def test_one_of_two_engines_that_misses_the_first_push_is_seen_and_warned_of_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, interval: int
 ) -> None:
-    """train.py pushes after every rollout, whatever the interval says; the slow engine stays one push behind."""
+    """train.py pushes after every rollout, whatever the interval says; the slow engine stays one
+    push behind."""
     pushed = 1
 
     def two_engines(body: dict[str, Any], number: int) -> Any:

@@ -1,4 +1,5 @@
-"""Whole episodes inside slime's own outer loop: one sample with all turns, or one sample per turn."""
+"""Whole episodes inside slime's own outer loop: one sample with all turns, or one sample per
+turn."""
 
 import sys
 from functools import partial
@@ -25,9 +26,12 @@ GOES_ON = {**LONG, "partial_rollout": True}
 
 @pytest.fixture
 def play(tmp_path: Path) -> Any:
-    """Plays an episode, in several calls if slime hands it out again; returns its samples and the engine."""
+    """Plays an episode, in several calls if slime hands it out again; returns its samples and the
+    engine."""
 
-    async def run(script: Any = plays, calls: int = 1, session: str | None = None, **keys: Any) -> Any:
+    async def run(
+        script: Any = plays, calls: int = 1, session: str | None = None, **keys: Any
+    ) -> Any:
         evaluation = keys.pop("evaluation", False)
         engine = ScriptedEngine(chatml_tokenizer(), script)
         async with playing(tmp_path, engine, **keys) as played:
@@ -52,15 +56,22 @@ async def test_window_history_gives_one_sample_per_turn_in_one_training_group(pl
     assert all(s.reward == pytest.approx(total) for s in samples)
     for sample, request in zip(samples, engine.requests, strict=True):
         assert sample.tokens[: -sample.response_length] == request["input_ids"]
-    # slime reads these when it puts a finished episode back, hands it out again, masks it, or filters its group.
+    # slime reads these when it puts a finished episode back, hands it out again, masks it, or
+    # filters its group.
     assert isinstance(samples, list) and samples.status == Sample.Status.COMPLETED
-    assert samples.reward == samples[0].reward and samples.session_id == "abc" and samples.index == samples[0].index
+    assert (
+        samples.reward == samples[0].reward
+        and samples.session_id == "abc"
+        and samples.index == samples[0].index
+    )
     assert not samples.response and samples.metadata == {}
     samples.loss_mask = [0] * samples.response_length
     assert all(s.loss_mask == [0] * s.response_length for s in samples)
 
 
-async def test_full_history_gives_one_sample_whose_mask_covers_exactly_the_models_tokens(play: Any) -> None:
+async def test_full_history_gives_one_sample_whose_mask_covers_exactly_the_models_tokens(
+    play: Any,
+) -> None:
     sample, engine = await play(history="full", **LONG)
     response, spans = sample.tokens[-sample.response_length :], row_of(sample).turns
     assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
@@ -69,7 +80,9 @@ async def test_full_history_gives_one_sample_whose_mask_covers_exactly_the_model
         assert all(sample.loss_mask[span.start : span.end])
         assert chatml_tokenizer().decode(response[span.start : span.end]).endswith("<|im_end|>")
         prompt = sample.tokens[: len(sample.tokens) - sample.response_length + span.start]
-        assert request["input_ids"] == prompt, "every turn was generated from exactly the tokens it is trained after"
+        assert request["input_ids"] == prompt, (
+            "every turn was generated from exactly the tokens it is trained after"
+        )
     assert sample.status == Sample.Status.COMPLETED
 
 
@@ -77,7 +90,9 @@ def aborts_at(number: int) -> Any:
     return lambda body, request: ABORTED if request == number else plays(body, request)
 
 
-@pytest.mark.parametrize(("calls", "is_full"), [(2, True), (1, False)], ids=["handed out again", "goes on"])
+@pytest.mark.parametrize(
+    ("calls", "is_full"), [(2, True), (1, False)], ids=["handed out again", "goes on"]
+)
 async def test_an_aborted_episode_continues_where_it_stopped(
     play: Any, monkeypatch: pytest.MonkeyPatch, calls: int, is_full: bool
 ) -> None:
@@ -108,28 +123,38 @@ def test_slimes_loop_is_asked_whether_it_aborts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(framework, "HAS_SLIME", True)
     monkeypatch.delitem(sys.modules, "slime.rollout.sglang_rollout", raising=False)
     assert not framework.outer_loop_is_full()
-    monkeypatch.setitem(sys.modules, "slime.rollout.sglang_rollout", SimpleNamespace(GenerateState=GenerateState))
+    monkeypatch.setitem(
+        sys.modules, "slime.rollout.sglang_rollout", SimpleNamespace(GenerateState=GenerateState)
+    )
     assert not framework.outer_loop_is_full()
     Registry._instances[GenerateState] = GenerateState()
     assert framework.outer_loop_is_full()
 
 
 @pytest.mark.parametrize("history", ["window", "full"])
-async def test_turns_from_before_an_abort_are_masked_if_slime_asks_for_it(play: Any, history: str) -> None:
+async def test_turns_from_before_an_abort_are_masked_if_slime_asks_for_it(
+    play: Any, history: str
+) -> None:
     flags = {**GOES_ON, "mask_offpolicy_in_partial_rollout": True, "history": history}
     result, _ = await play(aborts_at(3), calls=2, **flags)
     parts = result if history == "window" else [result]
-    trained = [any(part.loss_mask[turn.start : turn.end]) for part in parts for turn in row_of(part).turns]
+    trained = [
+        any(part.loss_mask[turn.start : turn.end]) for part in parts for turn in row_of(part).turns
+    ]
     assert trained == [False] * 3 + [True] * (len(trained) - 3) and len(trained) > 3
 
 
-async def test_an_aborted_episode_that_is_not_handed_out_again_closes_its_environment(play: Any) -> None:
+async def test_an_aborted_episode_that_is_not_handed_out_again_closes_its_environment(
+    play: Any,
+) -> None:
     sample, engine = await play(aborts_at(3), **LONG)
     assert sample.status == Sample.Status.ABORTED and len(engine.requests) == 4
     assert play.parked == 0
 
 
-async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(tmp_path: Path) -> None:
+async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(
+    tmp_path: Path,
+) -> None:
     async with playing(tmp_path, **LONG) as run:
         samples = await run.episode()
         run.source.add_samples([[samples]])
@@ -138,7 +163,9 @@ async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(tm
         resumed = EpisodeSource(run.args)
         resumed.load(0)
     (group,) = resumed.get_samples(1)
-    assert group[0].metadata["seed"] == samples[0].metadata["seed"] and group[0].index == samples.index
+    assert (
+        group[0].metadata["seed"] == samples[0].metadata["seed"] and group[0].index == samples.index
+    )
 
 
 async def test_requests_carry_the_samples_session_if_the_router_hashes_by_key(play: Any) -> None:
@@ -167,7 +194,9 @@ async def test_every_episode_of_a_run_comes_as_a_list_or_none_does(
         assert isinstance(result, list) == listed
 
 
-async def test_an_engine_that_only_aborts_ends_in_an_error(play: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_only_aborts_ends_in_an_error(
+    play: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(generate_module, "outer_loop_is_full", lambda: False)
     with pytest.raises(EngineError, match="max_turn_retries"):
         await play(lambda body, number: ABORTED, max_turn_retries=1, **GOES_ON)

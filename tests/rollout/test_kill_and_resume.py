@@ -1,4 +1,5 @@
-"""A run that is killed at any moment and started again plays the batches of a run that was never killed."""
+"""A run that is killed at any moment and started again plays the batches of a run that was never
+killed."""
 
 import random
 import signal
@@ -32,7 +33,8 @@ def unbroken(folder: Path, batches: int) -> tuple[dict[int, str], float]:
 
 
 def kill_at_random(folder: Path, batches: int, within_s: float, generator: random.Random) -> bool:
-    """Start the run and kill it at some moment after its next batch; whether it was still alive then."""
+    """Start the run and kill it at some moment after its next batch; whether it was still alive
+    then."""
     before = len(log_of(folder))
     process = start(folder, batches)
     while process.is_alive() and len(log_of(folder)) == before:
@@ -45,15 +47,20 @@ def kill_at_random(folder: Path, batches: int, within_s: float, generator: rando
 def check(truth: dict[int, str], folder: Path, batches: int) -> None:
     played = log_of(folder)
     assert sorted({number for number, _ in played}) == list(range(batches)), "no batch is missing"
-    assert all(truth[number] == content for number, content in played), "played again, a batch is the same"
+    assert all(truth[number] == content for number, content in played), (
+        "played again, a batch is the same"
+    )
     assert newest(folder) == batches - 1
-    # A kill between the last rename and the removal of the empty folder it came from leaves that folder.
+    # A kill between the last rename and the removal of the empty folder it came from leaves that
+    # folder.
     files = [path for path in (folder / "save" / "rollout").rglob("*") if path.is_file()]
     left = [path.name for path in files if path.suffix != ".pt" or path.parent.name == ".writing"]
     assert not left, "no file is left behind by a run that was killed as it wrote"
 
 
-def test_a_run_killed_while_it_saves_or_at_random_continues_with_the_same_batches(tmp_path: Path) -> None:
+def test_a_run_killed_while_it_saves_or_at_random_continues_with_the_same_batches(
+    tmp_path: Path,
+) -> None:
     batches, folder = 9, tmp_path / "killed"
     (tmp_path / "whole").mkdir()
     folder.mkdir()
@@ -62,13 +69,17 @@ def test_a_run_killed_while_it_saves_or_at_random_continues_with_the_same_batche
         assert finish(start(folder, batches, moment)) == -signal.SIGKILL
     kill_at_random(folder, batches, 2 * batch_s, random.Random(0))
     assert finish(start(folder, batches)) == 0
-    assert len(log_of(folder)) > batches, "some batch was played, lost with its process and played again"
+    assert len(log_of(folder)) > batches, (
+        "some batch was played, lost with its process and played again"
+    )
     check(truth, folder, batches)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_a_run_killed_at_many_random_moments_continues_with_the_same_batches(tmp_path: Path, seed: int) -> None:
+def test_a_run_killed_at_many_random_moments_continues_with_the_same_batches(
+    tmp_path: Path, seed: int
+) -> None:
     batches, folder, generator = 40, tmp_path / "killed", random.Random(seed)
     (tmp_path / "whole").mkdir()
     folder.mkdir()

@@ -1,4 +1,5 @@
-"""Padding makes every optimizer step fit slime's schedule of micro-batches, and changes nothing that is trained."""
+"""Padding makes every optimizer step fit slime's schedule of micro-batches, and changes nothing
+that is trained."""
 
 import asyncio
 import copy
@@ -66,13 +67,23 @@ def build_dp_schedule(request: pytest.FixtureRequest) -> Iterator[Callable[..., 
                 del sys.modules[name]
 
 
-def schedule(build: Callable[..., Any], data: dict[str, Any], cap: int, dp: int, cp: int = 1, group: int = 0) -> Any:
-    """What slime makes of a batch; `group` is the group of micro-batches of an interleaved pipeline, 0 without one."""
-    flags = Namespace(use_dynamic_batch_size=True, max_tokens_per_gpu=cap, balance_by_flops=False, balance_data=False)
+def schedule(
+    build: Callable[..., Any], data: dict[str, Any], cap: int, dp: int, cp: int = 1, group: int = 0
+) -> Any:
+    """What slime makes of a batch; `group` is the group of micro-batches of an interleaved
+    pipeline, 0 without one."""
+    flags = Namespace(
+        use_dynamic_batch_size=True,
+        max_tokens_per_gpu=cap,
+        balance_by_flops=False,
+        balance_data=False,
+    )
     layout = {"dp_size": dp, "cp_size": cp, "vpp_size": 2 if group else 1}
     layout["microbatch_group_size_per_vp_stage"] = group or 1
     lengths = [len(tokens) for tokens in data["tokens"]]
-    return build(flags, layout, lengths, global_batch_size=STEP, rollout_indices=data["rollout_ids"])
+    return build(
+        flags, layout, lengths, global_batch_size=STEP, rollout_indices=data["rollout_ids"]
+    )
 
 
 @pytest.mark.parametrize("group", [0, 2])
@@ -82,18 +93,33 @@ def test_slimes_schedule_takes_every_batch(
     played: Played, build_dp_schedule: Callable[..., Any], dp: int, cp: int, group: int
 ) -> None:
     args, batches = played
-    pipeline = {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2} if group else {}
-    layout = on(args, actor_num_gpus_per_node=dp * cp * (2 if group else 1), context_parallel_size=cp, **pipeline)
+    pipeline = (
+        {"pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": 2}
+        if group
+        else {}
+    )
+    layout = on(
+        args,
+        actor_num_gpus_per_node=dp * cp * (2 if group else 1),
+        context_parallel_size=cp,
+        **pipeline,
+    )
     for samples in batches:
         data = convert_samples_to_train_data(layout, samples)
         longest = max(len(sample.tokens) for sample in samples)
         for cap in (longest // 2, longest, longest + 1, 2 * longest, 4 * longest):
-            partitions, _, _, groups = schedule(build_dp_schedule, data, -(-cap // cp), dp, cp, group)
+            partitions, _, _, groups = schedule(
+                build_dp_schedule, data, -(-cap // cp), dp, cp, group
+            )
             assert groups == [STEP] * (TURNS // STEP)
-            assert sorted(place for rank in partitions for place in rank) == list(range(len(data["tokens"])))
+            assert sorted(place for rank in partitions for place in rank) == list(
+                range(len(data["tokens"]))
+            )
 
 
-def test_padding_changes_neither_groups_nor_steps_nor_advantages_nor_the_mean_reward(played: Played) -> None:
+def test_padding_changes_neither_groups_nor_steps_nor_advantages_nor_the_mean_reward(
+    played: Played,
+) -> None:
     args, batches = played
     padded = 0
     for samples in batches:
@@ -108,11 +134,15 @@ def test_padding_changes_neither_groups_nor_steps_nor_advantages_nor_the_mean_re
         assert data["sample_indices"][count:] == [-1] * (total - count)
         assert all(mask.tolist() == [0] for mask in data["loss_masks"][count:])
         assert {len(tokens) for tokens in data["tokens"][count:]} <= {2}
-        assert math.isclose(sum(data["raw_reward"]) / total, sum(plain["raw_reward"]) / count, rel_tol=1e-12)
+        assert math.isclose(
+            sum(data["raw_reward"]) / total, sum(plain["raw_reward"]) / count, rel_tol=1e-12
+        )
         rows = [decode_row(vector) for vector in data["prompt"]]
         assert all(row.kind is TurnKind.BOOTSTRAP for row in rows[count:])
         segments = [row.segment for row in rows[count:]]
-        assert len(set(segments)) == len(segments) and not {row.segment for row in rows[:count]} & set(segments)
+        assert len(set(segments)) == len(segments) and not {
+            row.segment for row in rows[:count]
+        } & set(segments)
         for got, wanted in zip(advantages(data), advantages(plain), strict=False):
             assert torch.equal(got, wanted)
     assert padded
@@ -126,9 +156,16 @@ def plain_of(value: Any) -> Any:
 def advantages(data: dict[str, Any]) -> list[torch.Tensor]:
     lengths = data["response_lengths"]
     values = [torch.linspace(0, 1, length) for length in lengths]
-    rollout_data = {"values": values, "kl": [torch.zeros(length) for length in lengths], "prompt": data["prompt"]}
+    rollout_data = {
+        "values": values,
+        "kl": [torch.zeros(length) for length in lengths],
+        "prompt": data["prompt"],
+    }
     rollout_data |= {"loss_masks": [torch.as_tensor(mask).int() for mask in data["loss_masks"]]}
-    rollout_data |= {"response_lengths": lengths, "total_lengths": [len(tokens) for tokens in data["tokens"]]}
+    rollout_data |= {
+        "response_lengths": lengths,
+        "total_lengths": [len(tokens) for tokens in data["tokens"]],
+    }
     compute_advantages(Namespace(), rollout_data)
     return rollout_data["advantages"]
 
@@ -138,11 +175,17 @@ def test_any_groups_fill_every_step_to_a_multiple(played: Played, seed: int) -> 
     """Samples of whole episodes: groups of any size, whose members need not lie side by side."""
     args, batches = played
     rng = random.Random(seed)
-    samples, ranks, step = list(batches[0]), rng.choice([2, 3, 4, 8, 16]), rng.choice([1, 2, 3, 5, 8])
+    samples, ranks, step = (
+        list(batches[0]),
+        rng.choice([2, 3, 4, 8, 16]),
+        rng.choice([1, 2, 3, 5, 8]),
+    )
     groups = rng.randint(step, 20)
     for place, sample in enumerate(samples):
         sample.rollout_id = place if place < groups else rng.randrange(groups)
-    data = convert_samples_to_train_data(on(args, actor_num_gpus_per_node=ranks, global_batch_size=step), samples)
+    data = convert_samples_to_train_data(
+        on(args, actor_num_gpus_per_node=ranks, global_batch_size=step), samples
+    )
     ids, counts = list(dict.fromkeys(data["rollout_ids"])), Counter(data["rollout_ids"])
     assert ids == list(range(groups))
     for end in range(step, groups + 1, step):
@@ -159,10 +202,26 @@ PIPELINE = {"actor_num_gpus_per_node": 8, "pipeline_model_parallel_size": 4}
     ("layout", "multiple"),
     [
         ({"actor_num_nodes": 2, "actor_num_gpus_per_node": 8}, 16),
-        ({"actor_num_gpus_per_node": 8, "tensor_model_parallel_size": 2, "context_parallel_size": 2}, 2),
+        (
+            {
+                "actor_num_gpus_per_node": 8,
+                "tensor_model_parallel_size": 2,
+                "context_parallel_size": 2,
+            },
+            2,
+        ),
         ({**PIPELINE, "virtual_pipeline_model_parallel_size": 2}, 8),
-        ({**PIPELINE, "virtual_pipeline_model_parallel_size": 2, "microbatch_group_size_per_vp_stage": 5}, 10),
+        (
+            {
+                **PIPELINE,
+                "virtual_pipeline_model_parallel_size": 2,
+                "microbatch_group_size_per_vp_stage": 5,
+            },
+            10,
+        ),
     ],
 )
-def test_the_multiple_follows_from_the_layout_of_the_gpus(layout: dict[str, int], multiple: int) -> None:
+def test_the_multiple_follows_from_the_layout_of_the_gpus(
+    layout: dict[str, int], multiple: int
+) -> None:
     assert samples_multiple(on(Namespace(global_batch_size=64), **layout)) == multiple

@@ -1,6 +1,8 @@
-"""An engine that starts while a run plays answers with its own weights until the next push; no loop trains on them.
+"""An engine that starts while a run plays answers with its own weights until the next push; no loop
+trains on them.
 
-Beside it, slow responses that new weights interrupt again and again, and slime's delta mode, whose first push is empty.
+Beside it, slow responses that new weights interrupt again and again, and slime's delta mode, whose
+first push is empty.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ OWN_NAMES = ("default", "0", None)
 
 
 class Engine(ScriptedEngine):
-    """Of the responses from version `since` on, the first `count` come from an engine that has just started."""
+    """Of the responses from version `since` on, the first `count` come from an engine that has just
+    started."""
 
     def __init__(self, own: str | None, since: str, count: int) -> None:
         super().__init__(chatml_tokenizer(), self.play)
@@ -41,7 +44,9 @@ class Engine(ScriptedEngine):
         return answer
 
 
-async def run(folder: Path, engine: ScriptedEngine, loop: str, batches: int = 5, **keys: Any) -> list[Any]:
+async def run(
+    folder: Path, engine: ScriptedEngine, loop: str, batches: int = 5, **keys: Any
+) -> list[Any]:
     """Play batches in the order of train.py; weights are pushed after each of them."""
     outputs: list[Any] = []
     with warm_players():
@@ -61,7 +66,9 @@ def total(outputs: list[Any], fault: str) -> float:
 async def test_what_a_recovered_engine_answers_is_asked_again_and_counted(
     tmp_path: Path, loop: str, own: str | None, processes: int
 ) -> None:
-    outputs = await run(tmp_path, Engine(own, since="3", count=9), loop, rollout_processes=processes)
+    outputs = await run(
+        tmp_path, Engine(own, since="3", count=9), loop, rollout_processes=processes
+    )
     assert total(outputs, "engine_other_weights") == 9
     for k, output in enumerate(outputs):
         turns = turns_of(output)
@@ -75,7 +82,8 @@ async def test_what_a_recovered_engine_answers_is_asked_again_and_counted(
 async def test_what_it_answers_before_any_engine_has_named_its_weights_is_not_trained_on(
     tmp_path: Path, loop: str, own: str | None
 ) -> None:
-    """Nothing tells this engine from one that never names its weights, until another one answers."""
+    """Nothing tells this engine from one that never names its weights, until another one
+    answers."""
     outputs = await run(tmp_path, Engine(own, since="1", count=3), loop, batches=3)
     for k, output in enumerate(outputs):
         for turn in turns_of(output):
@@ -86,19 +94,25 @@ async def test_what_it_answers_before_any_engine_has_named_its_weights_is_not_tr
         assert total(outputs, "turns_by_other_weights") == 3
 
 
-async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batches(tmp_path: Path) -> None:
+async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batches(
+    tmp_path: Path,
+) -> None:
     outputs = await run(tmp_path, Engine(None, since="0", count=10**6), "fixed_turn", batches=3)
     assert all(any(turn.loss_mask) for output in outputs for turn in turns_of(output))
     assert total(outputs, "engine_other_weights") == total(outputs, "turns_by_other_weights") == 0
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_an_engine_that_never_gets_the_weights_ends_the_run_with_its_version(tmp_path: Path, loop: str) -> None:
+async def test_an_engine_that_never_gets_the_weights_ends_the_run_with_its_version(
+    tmp_path: Path, loop: str
+) -> None:
     with pytest.raises(EngineError, match="failed 17 times.*weight_version: default"):
         await run(tmp_path, Engine("default", since="2", count=10**6), loop)
 
 
-async def test_held_out_and_whole_episodes_are_played_by_the_actors_weights_alone(tmp_path: Path) -> None:
+async def test_held_out_and_whole_episodes_are_played_by_the_actors_weights_alone(
+    tmp_path: Path,
+) -> None:
     engine = Engine("default", since="2", count=6)
     async with playing(tmp_path, engine, eval={"episodes": 4}) as played:
         await played.batch(0)
@@ -108,7 +122,9 @@ async def test_held_out_and_whole_episodes_are_played_by_the_actors_weights_alon
         samples = await played.episode()
         faults = (await played.runtime()).new_faults()
     held_out = [sample for task in found.data.values() for sample in task["samples"]]
-    assert {version for sample in [*held_out, *samples] for version in sample.weight_versions} == {"2"}
+    assert {version for sample in [*held_out, *samples] for version in sample.weight_versions} == {
+        "2"
+    }
     assert faults["engine_other_weights"] == 8
 
 
@@ -122,15 +138,21 @@ def test_the_smaller_version_of_the_first_batch_is_an_engines_own() -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(tmp_path: Path, loop: str) -> None:
+async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(
+    tmp_path: Path, loop: str
+) -> None:
     """slime's first push only notes what later ones are compared with."""
     engine = ScriptedEngine(chatml_tokenizer(), plays)
     engine.version = "default"
     outputs = await run(tmp_path, engine, loop, update_weight_mode="delta")
     for k, output in enumerate(outputs):
-        named = [turn.weight_versions[0] for turn in turns_of(output)]  # slime's samples keep the engine's own name
+        named = [
+            turn.weight_versions[0] for turn in turns_of(output)
+        ]  # slime's samples keep the engine's own name
         versions = [0 if name == "default" else int(name) for name in named]
-        assert set(versions) <= {k, max(k - 1, 0)} and output.metrics["turn/staleness_max"] == k - min(versions)
+        assert set(versions) <= {k, max(k - 1, 0)} and output.metrics[
+            "turn/staleness_max"
+        ] == k - min(versions)
         assert all(any(turn.loss_mask) for turn in turns_of(output))
 
 
@@ -141,15 +163,23 @@ async def test_delta_pushes_are_refused_on_a_resume_whose_engine_would_play_with
     saved = tmp_path / "save"
     saved.mkdir()
     (saved / "latest_checkpointed_iteration.txt").write_text("4")
-    keys: dict[str, Any] = {"rollout_function_path": f"rollout.{loop}.generate_rollout", "update_weight_mode": "delta"}
-    with pytest.raises(ConfigError, match=r"--update-weight-mode delta cannot resume.*--update-weight-mode full"):
+    keys: dict[str, Any] = {
+        "rollout_function_path": f"rollout.{loop}.generate_rollout",
+        "update_weight_mode": "delta",
+    }
+    with pytest.raises(
+        ConfigError, match=r"--update-weight-mode delta cannot resume.*--update-weight-mode full"
+    ):
         EpisodeSource(rollout_args(tmp_path, load=str(saved), **keys))
-    EpisodeSource(rollout_args(tmp_path, load=str(saved), finetune=True, **keys))  # as slime loads the reference
+    EpisodeSource(
+        rollout_args(tmp_path, load=str(saved), finetune=True, **keys)
+    )  # as slime loads the reference
     EpisodeSource(rollout_args(tmp_path, load=str(saved), **{**keys, "update_weight_mode": "full"}))
 
 
 class Endless(ScriptedEngine):
-    """The responses to `stuck` of its prompts take longer than any weights stay: each update aborts them."""
+    """The responses to `stuck` of its prompts take longer than any weights stay: each update aborts
+    them."""
 
     def __init__(self, stuck: int) -> None:
         super().__init__(chatml_tokenizer(), self.play)
@@ -177,7 +207,11 @@ async def test_a_response_that_every_update_aborts_costs_its_episode_and_not_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int
 ) -> None:
     monkeypatch.setattr("rollout.play.episode.ABORT_PAUSE_S", 0.001)
-    keys: dict[str, Any] = {"stale_turns": "mask", "max_turn_retries": 2, "max_episode_failures_per_batch": 0}
+    keys: dict[str, Any] = {
+        "stale_turns": "mask",
+        "max_turn_retries": 2,
+        "max_episode_failures_per_batch": 0,
+    }
     outputs = await run(tmp_path, Endless(stuck), "continuous", batches=14, **keys)
     assert total(outputs, "episodes_too_slow") == total(outputs, "episodes_failed") >= stuck
     played = places_of(*outputs)

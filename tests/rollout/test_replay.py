@@ -27,7 +27,9 @@ def test_a_bootstrap_sample_has_placeholders_for_everything_that_is_replayed() -
     (samples,) = build_samples([cut("t")], [0], SampleWriter(MOE, 9))
     bootstrap = samples[-1]
     assert bootstrap.rollout_routed_experts.shape == (4, 2, 3)
-    assert (bootstrap.rollout_routed_experts != 0).any(), "slime takes all zeros for a broken capture"
+    assert (bootstrap.rollout_routed_experts != 0).any(), (
+        "slime takes all zeros for a broken capture"
+    )
     assert list(bootstrap.rollout_top_p_token_offsets) == [0, 0]
 
 
@@ -42,12 +44,16 @@ def test_log_probs_that_the_loss_needs_and_the_engine_did_not_return_are_an_erro
     (samples,) = build_samples([cut("t")], [0], SampleWriter(args, 9))
     convert_samples_to_train_data(args, samples)
     samples[0].rollout_log_probs = None
-    with pytest.raises(ConfigError, match="rollout_log_probs, but 1 of 2.*leave --use-rollout-logprobs out"):
+    with pytest.raises(
+        ConfigError, match="rollout_log_probs, but 1 of 2.*leave --use-rollout-logprobs out"
+    ):
         convert_samples_to_train_data(args, samples)
 
 
 def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
     altered = replace(turn(), generation=replace(turn().generation, trained=False))
-    (samples,) = build_samples([Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9))
+    (samples,) = build_samples(
+        [Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9)
+    )
     assert samples[0].loss_mask == [0, 0]
     assert list(samples[0].rollout_top_p_token_offsets) == [0, 0, 0]

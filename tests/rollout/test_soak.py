@@ -1,8 +1,10 @@
-"""A week in minutes: 256 slots, thousands of episodes, long ones among them, faults at 5 %, nothing leaks or slows.
+"""A week in minutes: 256 slots, thousands of episodes, long ones among them, faults at 5 %, nothing
+leaks or slows.
 
-Two runs take turns, batch by batch, so that whatever else the machine does falls on both: one without faults, one
-with. `SOAK_EPISODES` sets the size: 1,000 by default, 15,000 in the documented run. A live episode holds its answers
-so far, so memory is compared from where every slot has played as many turns as the longest episode has.
+Two runs take turns, batch by batch, so that whatever else the machine does falls on both: one
+without faults, one with. `SOAK_EPISODES` sets the size: 1,000 by default, 15,000 in the documented
+run. A live episode holds its answers so far, so memory is compared from where every slot has played
+as many turns as the longest episode has.
 """
 
 from __future__ import annotations
@@ -37,11 +39,13 @@ SHARE = 0.05
 """Of the engine's answers: half fail, half are aborts. A tenth as many environment steps raise."""
 LATENCY_S, BACKOFF_S, ABORT_PAUSE_S = 0.5, 0.1, 0.2
 KILL_EVERY = 16
-"""Batches after which a worker process of the faulty run is killed; that batch counts for leaks, not for speed."""
+"""Batches after which a worker process of the faulty run is killed; that batch counts for leaks,
+not for speed."""
 
 
 class FaultyEngine(EngineClient):
-    """Answers in this process after a fixed time; a share of the answers is an error or an abort."""
+    """Answers in this process after a fixed time; a share of the answers is an error or an
+    abort."""
 
     def __init__(self, source: EngineClient, answer: list[int], share: float) -> None:
         super().__init__(source.url, source.settings)
@@ -64,10 +68,12 @@ class FaultyEngine(EngineClient):
 
 
 def ideal_batch_s(share: float, generator: random.Random) -> float:
-    """Seconds that a batch takes in a loop that costs nothing itself: only the engine, its faults and the pauses.
+    """Seconds that a batch takes in a loop that costs nothing itself: only the engine, its faults
+    and the pauses.
 
-    Slots take the next turn of the budget as they become free; a failed answer takes as long as a good one; then comes
-    the pause before the next attempt, except after a first abort. The batch ends with its last answer.
+    Slots take the next turn of the budget as they become free; a failed answer takes as long as a
+    good one; then comes the pause before the next attempt, except after a first abort. The batch
+    ends with its last answer.
     """
     free = [0.0] * SLOTS
     for _ in range(TURNS):
@@ -83,10 +89,11 @@ def ideal_batch_s(share: float, generator: random.Random) -> float:
 
 
 def lost_s(replay_s: float) -> float:
-    """The lost time of a batch: how much longer it takes that ideal loop with the faults than without, and replays.
+    """The lost time of a batch: how much longer it takes that ideal loop with the faults than
+    without, and replays.
 
-    A worker that plays an episode again serves none of its others, so its slots lose that time: all slots together
-    the seconds of all replays, shared by the workers.
+    A worker that plays an episode again serves none of its others, so its slots lose that time: all
+    slots together the seconds of all replays, shared by the workers.
     """
     generator = random.Random(0)
     with_faults = sum(ideal_batch_s(SHARE, generator) for _ in range(100)) / 100
@@ -115,10 +122,15 @@ class Run:
             max_episode_failures_per_batch=TURNS,
             max_turn_retries=1000,
             engine={"max_retries": 20, "backoff_s": BACKOFF_S, "backoff_max_s": BACKOFF_S},
-            env={"length_of": "tests.fixtures.counting_env.mixed_length", "raise_share": share / 10},
+            env={
+                "length_of": "tests.fixtures.counting_env.mixed_length",
+                "raise_share": share / 10,
+            },
         )
         runtime = await get_runtime(args)
-        runtime.engine = FaultyEngine(runtime.engine, runtime.encoder.tokenizer.encode("right<|im_end|>"), share)
+        runtime.engine = FaultyEngine(
+            runtime.engine, runtime.encoder.tokenizer.encode("right<|im_end|>"), share
+        )
         return cls(args, EpisodeSource(args), runtime)
 
     async def batch(self) -> float:
@@ -160,22 +172,31 @@ class Mark:
 
     @classmethod
     async def now(cls, smooth: Run, faulty: Run) -> Mark:
-        """Measured off the loop: walking the machine's processes alone blocks for longer than our code may."""
+        """Measured off the loop: walking the machine's processes alone blocks for longer than our
+        code may."""
         return await asyncio.to_thread(cls._measure, smooth, faulty, len(asyncio.all_tasks()))
 
     @classmethod
     def _measure(cls, smooth: Run, faulty: Run, tasks: int) -> Mark:
         gc.collect()
         process = psutil.Process()
-        slots = [slot for run in (smooth, faulty) for slot in run.source.slots if slot.episode is not None]
+        slots = [
+            slot
+            for run in (smooth, faulty)
+            for slot in run.source.slots
+            if slot.episode is not None
+        ]
         played = faulty.episodes, TURNS * faulty.batches, sum(slot.episode.index for slot in slots)
-        children = sum(child.memory_info().rss for child in process.children() if child.status() != "zombie")
+        children = sum(
+            child.memory_info().rss for child in process.children() if child.status() != "zombie"
+        )
         return cls(*played, process.memory_info().rss, children, process.num_fds(), tasks)
 
 
 @pytest.fixture
 def longest_callback(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """Seconds of the event loop's longest callback: of CPU, which is what blocks it whatever else runs, and of wall."""
+    """Seconds of the event loop's longest callback: of CPU, which is what blocks it whatever else
+    runs, and of wall."""
     longest = [0.0, 0.0]
     run = asyncio.Handle._run
 
@@ -230,10 +251,18 @@ async def test_thousands_of_episodes_with_faults_leak_nothing_block_nothing_and_
             await faulty.batch()
         else:
             replay_s[0] = 0.0
-            smooth_s, faulty_s, timed = smooth_s + await smooth.batch(), faulty_s + await faulty.batch(), timed + 1
+            smooth_s, faulty_s, timed = (
+                smooth_s + await smooth.batch(),
+                faulty_s + await faulty.batch(),
+                timed + 1,
+            )
             replayed_s += replay_s[0]
         marks.append(await Mark.now(smooth, faulty))
-        print(f"batch {faulty.batches}: {smooth_s:.1f} s and {faulty_s:.1f} s of {timed}, {marks[-1]}", flush=True)
+        print(
+            f"batch {faulty.batches}: {smooth_s:.1f} s and {faulty_s:.1f} s of {timed}, "
+            f"{marks[-1]}",
+            flush=True,
+        )
     cpu_ms = 1000 * (time.process_time() - began) / (TURNS * (smooth.batches + faulty.batches))
     faults, played = faulty.faults, TURNS * faulty.batches
     await close_runtimes()
@@ -243,15 +272,21 @@ async def test_thousands_of_episodes_with_faults_leak_nothing_block_nothing_and_
     lost = lost_s(replayed_s / timed)
     share = (smooth_s / timed) / (faulty_s / timed - lost)
     print(
-        f"{faulty.episodes:.0f} episodes, {played} turns with {faults}\n"
-        f"a batch takes {smooth_s / timed:.3f} s without faults and {faulty_s / timed:.3f} s with them, of which "
-        f"{lost:.3f} s are the faults' own ({replayed_s / timed:.3f} s of replays): {share:.1%} of the throughput\n"
-        f"longest callback {longest_callback[0] * 1000:.1f} ms of CPU ({longest_callback[1] * 1000:.1f} ms wall), "
-        f"{cpu_ms:.2f} ms of CPU a turn in this process\n"
-        f"{'warm' if steady else 'never warm, so memory is not compared'}: {warm}\nat the end: {last}"
+        f"{faulty.episodes:.0f} episodes, {played} turns with {faults}\na batch takes "
+        f"{smooth_s / timed:.3f} s without faults and {faulty_s / timed:.3f} s with them, of which "
+        f"{lost:.3f} s are the faults' own ({replayed_s / timed:.3f} s of replays): {share:.1%} of "
+        f"the throughput\nlongest callback {longest_callback[0] * 1000:.1f} ms of CPU "
+        f"({longest_callback[1] * 1000:.1f} ms wall), {cpu_ms:.2f} ms of CPU a turn in this "
+        f"process\n{'warm' if steady else 'never warm, so memory is not compared'}: {warm}\nat the "
+        f"end: {last}"
     )
     assert sum(faults[kind] for kind in ("connection_lost", "turns_aborted")) > 0.04 * played
-    assert faults["raised"] and faults["worker_died"] and faults["replayed"] and not faults.get("replay_mismatch")
+    assert (
+        faults["raised"]
+        and faults["worker_died"]
+        and faults["replayed"]
+        and not faults.get("replay_mismatch")
+    )
     assert not steady or last.memory / warm.memory - 1 <= 0.05
     assert last.descriptors - warm.descriptors <= 2
     assert last.tasks <= 2 * SLOTS + 4, "more than the environments that are made ready ahead"

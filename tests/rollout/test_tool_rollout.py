@@ -1,4 +1,5 @@
-"""Tools through the rollout: in both histories, the prompt is what the chat template shows of the same conversation."""
+"""Tools through the rollout: in both histories, the prompt is what the chat template shows of the
+same conversation."""
 
 import copy
 import json
@@ -65,27 +66,40 @@ def tool(content: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", some([None, "qwen2_5", "qwen3"], [None, "qwen3"]))
-async def test_a_full_history_of_tool_use_equals_the_templates_rendering(tmp_path: Path, family: str | None) -> None:
+async def test_a_full_history_of_tool_use_equals_the_templates_rendering(
+    tmp_path: Path, family: str | None
+) -> None:
     sample, requests = await play(tmp_path, family, history="full")
     tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
-    assert len(requests) == 4 and sample.status == Sample.Status.COMPLETED and sample.reward == pytest.approx(1.0 + 0.4)
+    assert (
+        len(requests) == 4
+        and sample.status == Sample.Status.COMPLETED
+        and sample.reward == pytest.approx(1.0 + 0.4)
+    )
     first = tokenizer.decode(requests[0]["input_ids"])
     for schema in schemas():
         assert json.dumps(schema) in first or schema["function"]["description"] in first
     env_says = "No tool was run: the call is not JSON: Expecting value at character 0."
     rules = first.split("<|im_start|>system\n")[1].split("<|im_end|>")[0]
-    instruction = "Work on the user's question" + rules.split("Work on the user's question")[1].split("\n\n# Tools")[0]
+    instruction = (
+        "Work on the user's question"
+        + rules.split("Work on the user's question")[1].split("\n\n# Tools")[0]
+    )
     if family is None:
         instruction = instruction.split("\nTools: ")[0]
     results = [[tool("5")], [tool("count 1"), tool("count 5")], [user(env_says)]]
     messages = [system(instruction), user("What is 2 + 3?")]
     for said, shown in zip(ANSWERS, results, strict=False):
         messages += [answer(said), *shown]
-    expected = tokenizer.apply_chat_template(messages, tools=schemas(), tokenize=False, add_generation_prompt=True)
+    expected = tokenizer.apply_chat_template(
+        messages, tools=schemas(), tokenize=False, add_generation_prompt=True
+    )
     assert tokenizer.decode(requests[3]["input_ids"]) == expected
 
 
-@pytest.mark.parametrize("thought", ["So it is \\boxed{5}. But", "I may " + call("add", a=2, b=3) + " or"])
+@pytest.mark.parametrize(
+    "thought", ["So it is \\boxed{5}. But", "I may " + call("add", a=2, b=3) + " or"]
+)
 async def test_reasoning_that_the_template_began_and_the_response_does_not_end_is_neither_answer_nor_call(
     tmp_path: Path, thought: str
 ) -> None:

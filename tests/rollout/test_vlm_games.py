@@ -1,4 +1,5 @@
-"""Games as pictures, with or without text, through the rollout in both histories: no turn is blind."""
+"""Games as pictures, with or without text, through the rollout in both histories: no turn is
+blind."""
 
 import base64
 import importlib.util
@@ -90,7 +91,9 @@ async def test_in_full_history_the_engine_sees_every_picture_on_every_later_turn
     assert len(requests) == TURNS and sample.status == Sample.Status.TRUNCATED
     for turn, request in enumerate(requests):
         assert_pictures(request, expected[: turn + 1])
-    whole = processor().image_processor(images=[Image.fromarray(p) for p in expected], return_tensors="pt")
+    whole = processor().image_processor(
+        images=[Image.fromarray(p) for p in expected], return_tensors="pt"
+    )
     for key in ("pixel_values", "image_grid_thw"):
         assert torch.equal(sample.multimodal_train_inputs[key], whole[key])
     placeholder = chatml_tokenizer().convert_tokens_to_ids("<|image_pad|>")
@@ -101,20 +104,28 @@ async def test_in_full_history_the_engine_sees_every_picture_on_every_later_turn
 
 @pytest.mark.parametrize("game", GAMES)
 async def test_in_a_window_pictures_come_and_go_with_their_turns(tmp_path: Path, game: str) -> None:
-    samples, requests, _ = await play(tmp_path, game, True, history="window", memory={"kind": "window", "n": 1})
+    samples, requests, _ = await play(
+        tmp_path, game, True, history="window", memory={"kind": "window", "n": 1}
+    )
     expected = pictures_of(game, True)
     assert len(samples) == len(requests) == TURNS
     for turn, (sample, request) in enumerate(zip(samples, requests, strict=True)):
         shown = expected[max(0, turn - 1) : turn + 1]
         assert_pictures(request, shown)
-        whole = processor().image_processor(images=[Image.fromarray(p) for p in shown], return_tensors="pt")
+        whole = processor().image_processor(
+            images=[Image.fromarray(p) for p in shown], return_tensors="pt"
+        )
         assert torch.equal(sample.multimodal_train_inputs["pixel_values"], whole["pixel_values"])
 
 
-async def test_a_context_that_is_full_ends_the_episode_and_splits_no_picture(tmp_path: Path) -> None:
+async def test_a_context_that_is_full_ends_the_episode_and_splits_no_picture(
+    tmp_path: Path,
+) -> None:
     whole, all_requests, _ = await play(tmp_path, "envs.babyai", True, history="full")
     limit = len(whole.tokens) - 20
-    sample, requests, _ = await play(tmp_path, "envs.babyai", True, history="full", rollout_max_context_len=limit)
+    sample, requests, _ = await play(
+        tmp_path, "envs.babyai", True, history="full", rollout_max_context_len=limit
+    )
     assert len(requests) < len(all_requests) and sample.status == Sample.Status.TRUNCATED
     assert sample.metadata["stop"] == "context" and len(sample.tokens) <= limit
     assert_no_stray_placeholder(sample)
@@ -132,20 +143,31 @@ def assert_no_stray_placeholder(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("history", ["window", "full"])
-async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(tmp_path: Path, history: str) -> None:
-    result, requests, counters = await play(tmp_path, "envs.babyai", True, writes_a_placeholder, history=history)
+async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(
+    tmp_path: Path, history: str
+) -> None:
+    result, requests, counters = await play(
+        tmp_path, "envs.babyai", True, writes_a_placeholder, history=history
+    )
     assert len(requests) == TURNS and counters["answers_with_placeholder"] == 1
     samples = result if history == "window" else [result]
     for part in samples:
         assert_no_stray_placeholder(part)
     spans = [(part, turn) for part in samples for turn in row_of(part).turns]
-    assert [set(part.loss_mask[turn.start : turn.end]) for part, turn in spans] == [{1}, {0}, {1}, {1}]
+    assert [set(part.loss_mask[turn.start : turn.end]) for part, turn in spans] == [
+        {1},
+        {0},
+        {1},
+        {1},
+    ]
 
 
 async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Path) -> None:
     needs("envs.babyai")
     sizes = {"n_env": 1, "rollout_batch_size": 3, "global_batch_size": 3}
-    async with playing(tmp_path, writes_a_placeholder, **settings("envs.babyai", True, **sizes)) as run:
+    async with playing(
+        tmp_path, writes_a_placeholder, **settings("envs.babyai", True, **sizes)
+    ) as run:
         output = await run.batch()
     assert output.metrics["rollout/faults/answers_with_placeholder"] == 1.0
     for sample in flat(output):

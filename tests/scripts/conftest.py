@@ -1,4 +1,5 @@
-"""What tests of the training scripts share: a machine with a slime checkout, and the recorded flags."""
+"""What tests of the training scripts share: a machine with a slime checkout, and the recorded
+flags."""
 
 import json
 import os
@@ -30,12 +31,27 @@ MODEL_ARGS=(--swiglu --num-layers 36 --hidden-size 2048 --ffn-hidden-size 11008 
 """
 
 SPEC = "MODEL_ARGS=(--spec slime_plugins.models.qwen3_5 get_qwen3_5_spec --num-layers 32)"
-MODELS = ("qwen2.5-3B", "qwen2.5-7B", "qwen3-4B", "qwen3-8B", "qwen3-30B-A3B", "qwen3.5-4B", "qwen3.5-35B-A3B-vl")
+MODELS = (
+    "qwen2.5-3B",
+    "qwen2.5-7B",
+    "qwen3-4B",
+    "qwen3-8B",
+    "qwen3-30B-A3B",
+    "qwen3.5-4B",
+    "qwen3.5-35B-A3B-vl",
+)
 
-KINDS: dict[str, type[Run[Any]]] = {"launch": Ppo, "launcher.sao": Sao, "launcher.sft": Sft, "launcher.geo3k": Geo3k}
+KINDS: dict[str, type[Run[Any]]] = {
+    "launch": Ppo,
+    "launcher.sao": Sao,
+    "launcher.sft": Sft,
+    "launcher.geo3k": Geo3k,
+}
 EXEC = re.compile(r'exec python3 -m scripts\.([\w.]+) "\$0" "\$\{SETTINGS\[@\]\}" -- (.*)"\$@"')
 PRETRAINING = "run_value_pretraining.sh"
-SCRIPTS = sorted(path.name for path in (REPO / "scripts").glob("run_*.sh") if EXEC.search(path.read_text()))
+SCRIPTS = sorted(
+    path.name for path in (REPO / "scripts").glob("run_*.sh") if EXEC.search(path.read_text())
+)
 SCRIPTS.append(PRETRAINING)
 """The scripts that start runs."""
 
@@ -53,7 +69,8 @@ def read_page(text: str) -> tuple[type[Run[Any]], dict[str, str], list[str]]:
 
 @dataclass
 class Machine:
-    """A folder that stands for slime's image: HOME, PATH, and where the image's folders are here."""
+    """A folder that stands for slime's image: HOME, PATH, and where the image's folders are
+    here."""
 
     home: Path
     slime: Path
@@ -65,8 +82,16 @@ class Machine:
     @property
     def variables(self) -> dict[str, str]:
         """All that a shell has; programs in `home`/bin come first."""
-        folders = {"SLIME_PATH": str(self.slime), "OUTPUT": str(self.output), "MODELS": str(self.home / "models")}
-        return {"HOME": str(self.home), "PATH": f"{self.home}/bin:{PYTHON}:{os.environ['PATH']}", **folders}
+        folders = {
+            "SLIME_PATH": str(self.slime),
+            "OUTPUT": str(self.output),
+            "MODELS": str(self.home / "models"),
+        }
+        return {
+            "HOME": str(self.home),
+            "PATH": f"{self.home}/bin:{PYTHON}:{os.environ['PATH']}",
+            **folders,
+        }
 
     def install(self, program: str, text: str) -> None:
         """Put a shell script into `home`/bin."""
@@ -75,7 +100,9 @@ class Machine:
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
 
-    def run(self, script: str, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, script: str, *options: str, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Start one of the scripts in a shell, with what the user exported."""
         words = ["bash", str(REPO / "scripts" / script), *options]
         variables = {**self.variables, **environment}

@@ -1,10 +1,11 @@
-"""Writes `slime_flags.txt`: every flag that train.py takes, how many values it takes (0, 1 or +), and whether it is
-slime's own.
+"""Writes `slime_flags.txt`: every flag that train.py takes, how many values it takes (0, 1 or +),
+and whether it is slime's own.
 
-    PYTHONPATH=tests/slime/cpu/imports:$SLIME_PATH:. SLIME_CPU_WORK=/tmp $SLIME_CPU_PYTHON tests/scripts/record_flags.py
+    PYTHONPATH=tests/slime/cpu/imports:$SLIME_PATH:. SLIME_CPU_WORK=/tmp $SLIME_CPU_PYTHON
+    tests/scripts/record_flags.py
 
-SGLang's own flags come from `sglang_flags.json` ({flag: values}) where one is given as argument, else from whatever
-`sglang` can be imported.
+SGLang's own flags come from `sglang_flags.json` ({flag: values}) where one is given as argument,
+else from whatever `sglang` can be imported.
 """
 
 import argparse
@@ -39,7 +40,12 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(allow_abbrev=False, conflict_handler="resolve")
     parser = add_sglang_arguments(get_slime_extra_args_provider()(add_megatron_arguments(parser)))
-    found = {name: values_of(a) for a in parser._actions for name in a.option_strings if name.startswith("--")}
+    found = {
+        name: values_of(a)
+        for a in parser._actions
+        for name in a.option_strings
+        if name.startswith("--")
+    }
     found |= PRE_PARSED
     if len(sys.argv) > 1:
         found = json.loads(Path(sys.argv[1]).read_text()) | found

@@ -1,7 +1,8 @@
 """Everything that slime or a user calls can be imported with the base dependencies alone.
 
-The environment is real but costs no download: a virtual environment into which the base dependencies of this project,
-and theirs, are linked from the one that runs the tests. `find_spec` finds nothing else there.
+The environment is real but costs no download: a virtual environment into which the base
+dependencies of this project, and theirs, are linked from the one that runs the tests. `find_spec`
+finds nothing else there.
 """
 
 import importlib.metadata
@@ -15,7 +16,17 @@ import pytest
 from packaging.requirements import Requirement
 
 REPO = Path(__file__).parents[2]
-OPTIONAL = ("PIL", "jsonschema", "pyarrow", "math_verify", "ray", "megatron", "minigrid", "crafter", "textworld")
+OPTIONAL = (
+    "PIL",
+    "jsonschema",
+    "pyarrow",
+    "math_verify",
+    "ray",
+    "megatron",
+    "minigrid",
+    "crafter",
+    "textworld",
+)
 MODULES = sorted(
     ".".join(path.relative_to(REPO).with_suffix("").parts)
     for package in ("rollout", "advantage")
@@ -49,13 +60,17 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for file in importlib.metadata.files(name) or ():
             top = file.parts[0]
             if top not in ("..", "__pycache__") and not (packages / top).exists():
-                (packages / top).symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / top)
+                (packages / top).symlink_to(
+                    Path(str(file.locate())).parents[len(file.parts) - 1] / top
+                )
     return folder / "bin" / "python"
 
 
 def run_bare(python: Path, program: str) -> subprocess.CompletedProcess[str]:
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, env=environment, timeout=300)
+    return subprocess.run(
+        [str(python), "-c", program], capture_output=True, text=True, env=environment, timeout=300
+    )
 
 
 def test_every_module_that_slime_or_a_user_calls_can_be_imported_with_the_base_dependencies_alone(
@@ -75,6 +90,10 @@ for name in {["rollout", "envs", "advantage", "inspection.metrics", *MODULES]!r}
     assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr[-3000:]
 
 
-def test_an_environment_without_its_package_ends_in_a_sentence_that_says_what_to_install(bare_python: Path) -> None:
-    done = run_bare(bare_python, "from envs.loading import load_env_module; load_env_module('envs.crafter')")
+def test_an_environment_without_its_package_ends_in_a_sentence_that_says_what_to_install(
+    bare_python: Path,
+) -> None:
+    done = run_bare(
+        bare_python, "from envs.loading import load_env_module; load_env_module('envs.crafter')"
+    )
     assert "MissingDependencyError" in done.stderr and "install" in done.stderr.splitlines()[-1]

@@ -1,4 +1,5 @@
-"""The documentation site: it builds without warnings, and its links lead to the lines that the pages name."""
+"""The documentation site: it builds without warnings, and its links lead to the lines that the
+pages name."""
 
 import os
 import re
@@ -35,11 +36,14 @@ def test_every_function_of_a_page_links_to_its_line(site: Path) -> None:
     for page in ("formulas", "reliability", "reliability_sandbox", "algorithms"):
         html = (site / f"{page}.html").read_text(encoding="utf-8").replace("<wbr>", "")
         for path, line, name in re.findall(
-            r'<a href="source/([\w./]+\.py)\.html#__codelineno-0-(\d+)"><code>[\w./]+::(\w+)</code>', html
+            r'<a href="source/([\w./]+\.py)\.html#__codelineno-0-(\d+)"><code>[\w./]+::(\w+)</code>',
+            html,
         ):
             source = (REPO / path).read_text(encoding="utf-8").splitlines()[int(line) - 1]
             assert re.match(rf"\s*(async )?(def|class) {name}\b", source), (page, path, line, name)
-            assert f'id="__codelineno-0-{line}"' in (site / "source" / f"{path}.html").read_text(encoding="utf-8")
+            assert f'id="__codelineno-0-{line}"' in (site / "source" / f"{path}.html").read_text(
+                encoding="utf-8"
+            )
             links += 1
     assert links > 150
 
@@ -47,4 +51,6 @@ def test_every_function_of_a_page_links_to_its_line(site: Path) -> None:
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     for name in ("index", "tutorial", "reference/api", "run_page"):
         html = (site / f"{name}.html").read_text(encoding="utf-8")
-        assert not re.findall(r'(?:src|srcset|<link rel="(?:stylesheet|preload)" href)="(https?://[^"]*)"', html)
+        assert not re.findall(
+            r'(?:src|srcset|<link rel="(?:stylesheet|preload)" href)="(https?://[^"]*)"', html
+        )

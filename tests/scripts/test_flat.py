@@ -31,7 +31,9 @@ def submit(text: str, machine: Machine, output: Path) -> subprocess.CompletedPro
     return subprocess.run(words, cwd=REPO, capture_output=True, text=True, env=folders)
 
 
-@pytest.mark.parametrize(("script", "options"), pairs(SCRIPTS, [(), ("--disaggregated", "--", "--tag", "it's $HOME")]))
+@pytest.mark.parametrize(
+    ("script", "options"), pairs(SCRIPTS, [(), ("--disaggregated", "--", "--tag", "it's $HOME")])
+)
 def test_the_file_submits_the_job_of_the_dry_run_with_the_same_yaml_files(
     machine: Machine, script: str, options: tuple[str, ...]
 ) -> None:
@@ -41,7 +43,9 @@ def test_the_file_submits_the_job_of_the_dry_run_with_the_same_yaml_files(
     assert done.returncode == 0, done.stderr
     words = done.stdout.split("\0")[:-1]
     wanted = [word.replace(str(machine.output), str(output)) for word in dry]
-    assert train_flags(words) == train_flags(wanted) and job_environment(words) == job_environment(wanted)
+    assert train_flags(words) == train_flags(wanted) and job_environment(words) == job_environment(
+        wanted
+    )
     for written in machine.output.rglob("*.yaml"):
         mine = output / written.relative_to(machine.output)
         assert mine.read_text() == written.read_text().replace(str(machine.output), str(output))

@@ -40,14 +40,17 @@ def test_help_shows_how_the_script_is_called(machine: Machine, script: str) -> N
 
 
 @pytest.mark.parametrize("script", ["run_quickstart.sh", "run_embedded_gpu.sh", "run_ablation.sh"])
-def test_variables_reach_the_programs_on_one_machine_and_options_win(tmp_path: Path, script: str) -> None:
+def test_variables_reach_the_programs_on_one_machine_and_options_win(
+    tmp_path: Path, script: str
+) -> None:
     """An installed environment whose Python says what it was asked to run."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text('#!/bin/sh\n[ "$1" != -m ] || echo "$*"\n')
     python.chmod(0o755)
     stamp = bash(
-        "source scripts/install.sh; stamp_of envs,embedded; stamp_of envs,embedded,studies", VENV=str(tmp_path)
+        "source scripts/install.sh; stamp_of envs,embedded; stamp_of envs,embedded,studies",
+        VENV=str(tmp_path),
     )
     for path in stamp.stdout.split():
         Path(path).touch()
@@ -105,15 +108,26 @@ def test_a_dry_run_prints_the_job_as_a_script_with_one_flag_per_line(machine: Ma
     assert job.run_dir in lines[1]
 
 
-def test_a_dry_run_writes_only_into_the_runs_folder_and_ends_with_what_is_missing(machine: Machine) -> None:
+def test_a_dry_run_writes_only_into_the_runs_folder_and_ends_with_what_is_missing(
+    machine: Machine,
+) -> None:
     slime = machine.home / "none"
     done = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(slime))
     assert done.returncode == 0 and done.stdout.startswith("#!/usr/bin/env bash")
-    written = {path.name for path in machine.home.rglob("*") if path.is_file() and path.suffix != ".sh"}
+    written = {
+        path.name for path in machine.home.rglob("*") if path.is_file() and path.suffix != ".sh"
+    }
     assert written == {"config.yaml", "roles.yaml"}
     _, verdict = done.stderr.split("NOT READY. ")
-    wanted = [f"no {slime}/train.py", "Qwen2.5-3B-Instruct_torch_dist holds no finished checkpoint; run: bash"]
-    wanted += ["does not describe Qwen2.5-3B-Instruct", "cannot import slime", "there is no model in"]
+    wanted = [
+        f"no {slime}/train.py",
+        "Qwen2.5-3B-Instruct_torch_dist holds no finished checkpoint; run: bash",
+    ]
+    wanted += [
+        "does not describe Qwen2.5-3B-Instruct",
+        "cannot import slime",
+        "there is no model in",
+    ]
     assert all(words in verdict for words in wanted)
 
 
@@ -157,7 +171,10 @@ def test_preflight_runs_in_the_environment_that_ray_gives_to_the_job(
     machine.install("ray", 'printf "%s\\0" ray "$@" > "$HOME/submitted"')
     (machine.slime / "train.py").write_text("")
     flags = by_flag(train_flags(words))
-    for flag, name in (("--hf-checkpoint", "config.json"), ("--ref-load", "latest_checkpointed_iteration.txt")):
+    for flag, name in (
+        ("--hf-checkpoint", "config.json"),
+        ("--ref-load", "latest_checkpointed_iteration.txt"),
+    ):
         if flag in flags:
             Path(flags[flag][0]).mkdir(parents=True)
             (Path(flags[flag][0]) / name).write_text("")
@@ -179,15 +196,17 @@ def test_the_job_finds_the_games_that_the_user_named(machine: Machine) -> None:
 
 def test_checkpoints_rotate_unless_all_are_wanted(machine: Machine) -> None:
     def kept(**environment: str) -> object:
-        return yaml.safe_load(machine.build("run_babyai.sh", **environment).config).get("checkpoints_kept")
+        return yaml.safe_load(machine.build("run_babyai.sh", **environment).config).get(
+            "checkpoints_kept"
+        )
 
     assert (kept(), kept(CHECKPOINTS_KEPT="5"), kept(CHECKPOINTS_KEPT="all")) == (2, 5, None)
 
 
 THINKING = "Qwen3-4B Qwen3-0.6B Qwen3-30B-A3B Qwen3-235B-A22B Qwen3-8B-FP8 Qwen3.5-4B Qwen3.5-35B-A3B Qwen3.5-0.8B"
 OTHERS = (
-    "Qwen2.5-3B-Instruct Qwen3-4B-Instruct-2507 Qwen3-30B-A3B-Thinking-2507 Qwen3-Next-80B-A3B-Instruct "
-    "Qwen3-Coder-30B-A3B-Instruct GLM-Z1-9B-0414"
+    "Qwen2.5-3B-Instruct Qwen3-4B-Instruct-2507 Qwen3-30B-A3B-Thinking-2507 "
+    "Qwen3-Next-80B-A3B-Instruct Qwen3-Coder-30B-A3B-Instruct GLM-Z1-9B-0414"
 )
 
 
@@ -210,12 +229,22 @@ def gpus(**given: int) -> Variables:
     ("disaggregated", "given", "words"),
     [
         (False, {"tensor_parallel": 3}, "TENSOR_PARALLEL=3 does not divide the 4 GPUs that train"),
-        (False, {"engine_gpus": 3, "num_nodes": 3}, "ENGINE_GPUS=3 must divide NUM_GPUS=4 or be a multiple of it"),
-        (True, {"rollout_gpus": 3, "num_nodes": 2}, "ROLLOUT_GPUS=3 and NUM_NODES=2, serving starts inside a node"),
+        (
+            False,
+            {"engine_gpus": 3, "num_nodes": 3},
+            "ENGINE_GPUS=3 must divide NUM_GPUS=4 or be a multiple of it",
+        ),
+        (
+            True,
+            {"rollout_gpus": 3, "num_nodes": 2},
+            "ROLLOUT_GPUS=3 and NUM_NODES=2, serving starts inside a node",
+        ),
         (True, {"num_gpus": 1}, "ROLLOUT_GPUS=0 leaves none of NUM_GPUS=1"),
     ],
 )
-def test_gpus_that_do_not_divide_are_refused(disaggregated: bool, given: dict[str, int], words: str) -> None:
+def test_gpus_that_do_not_divide_are_refused(
+    disaggregated: bool, given: dict[str, int], words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         layout(gpus(**given), disaggregated, given.get("engine_gpus", 1))
 
@@ -280,7 +309,9 @@ def test_a_cluster_that_runs_is_used(job_server: str, started: list[list[str]], 
 def test_a_head_is_started_on_this_machine_where_none_answers(started: list[list[str]]) -> None:
     with pytest.raises(ConfigError, match="its job server does not answer at http://127.0.0.1:1"):
         find_ray(gpus().model_copy(update={"ray_address": "http://127.0.0.1:1"}), wait_s=1)
-    assert started == [["ray", "start", "--head", "--num-gpus=4", "--dashboard-port=1", "--disable-usage-stats"]]
+    assert started == [
+        ["ray", "start", "--head", "--num-gpus=4", "--dashboard-port=1", "--disable-usage-stats"]
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Models and data sets: what is complete is left alone, what was interrupted goes on, what is empty is refused."""
+"""Models and data sets: what is complete is left alone, what was interrupted goes on, what is empty
+is refused."""
 
 import json
 import os
@@ -53,26 +54,39 @@ def test_a_model_is_prepared_once_and_a_dry_run_does_nothing(machine: Machine) -
     machine.install("hf", 'echo "hf $*" >> "$HOME/calls"')
     shown = machine.run("prepare_model.sh", "Qwen2.5-3B-Instruct", "--dry-run")
     folder = machine.home / "models" / "Qwen2.5-3B-Instruct"
-    assert shown.returncode == 0 and f"hf download Qwen/Qwen2.5-3B-Instruct --local-dir {folder}\n" in shown.stdout
-    assert "convert_hf_to_torch_dist.py --swiglu" in shown.stdout and not (machine.home / "calls").exists()
+    assert (
+        shown.returncode == 0
+        and f"hf download Qwen/Qwen2.5-3B-Instruct --local-dir {folder}\n" in shown.stdout
+    )
+    assert (
+        "convert_hf_to_torch_dist.py --swiglu" in shown.stdout
+        and not (machine.home / "calls").exists()
+    )
     write_model(folder)
     reference = folder.with_name(f"{folder.name}_torch_dist")
     (reference / "release").mkdir(parents=True)
     unfinished = machine.run("prepare_model.sh", folder.name, "--dry-run").stdout
     assert "hf download" not in unfinished and "convert_hf_to_torch_dist.py" in unfinished
     (reference / "latest_checkpointed_iteration.txt").write_text("release")
-    assert machine.run("prepare_model.sh", folder.name).stdout == f"ready: {folder} and {reference}\n"
+    assert (
+        machine.run("prepare_model.sh", folder.name).stdout == f"ready: {folder} and {reference}\n"
+    )
 
 
 def test_training_refuses_an_empty_reference_folder(machine: Machine) -> None:
     (machine.slime / "train.py").write_text("")
     (machine.home / "models" / "Qwen2.5-3B-Instruct_torch_dist").mkdir(parents=True)
     done = machine.run("run_babyai.sh")
-    assert done.returncode == 2 and "holds no finished checkpoint; run: bash scripts/prepare_model.sh" in done.stderr
+    assert (
+        done.returncode == 2
+        and "holds no finished checkpoint; run: bash scripts/prepare_model.sh" in done.stderr
+    )
 
 
 @pytest.mark.parametrize("model", ["Qwen2.5-VL-7B-Instruct", "Qwen3.5-122B-A10B"])
-def test_a_model_that_slime_does_not_describe_with_pictures_is_refused(machine: Machine, model: str) -> None:
+def test_a_model_that_slime_does_not_describe_with_pictures_is_refused(
+    machine: Machine, model: str
+) -> None:
     with pytest.raises(ConfigError, match=f"{model} .*: Qwen3.5-0.8B"):
         find_shape(model, str(machine.slime), images=True)
 
@@ -80,9 +94,13 @@ def test_a_model_that_slime_does_not_describe_with_pictures_is_refused(machine: 
 def test_a_shape_that_cannot_be_read_is_refused(machine: Machine) -> None:
     (machine.slime / "scripts/models/broken.sh").write_text("MODEL_ARGS=($UNSET)")
     with pytest.raises(ConfigError, match="broken.sh .*UNSET"):
-        read_shape(find_shape("broken", str(machine.slime), images=False), str(machine.slime), dry_run=True)
+        read_shape(
+            find_shape("broken", str(machine.slime), images=False), str(machine.slime), dry_run=True
+        )
     with pytest.raises(ConfigError, match="no .*/none.sh; set SLIME_PATH"):
-        read_shape(find_shape("none", str(machine.slime), images=False), str(machine.slime), dry_run=False)
+        read_shape(
+            find_shape("none", str(machine.slime), images=False), str(machine.slime), dry_run=False
+        )
 
 
 def test_crafter_with_pictures_is_ppo_from_a_conversion_that_sees(machine: Machine) -> None:
@@ -93,14 +111,18 @@ def test_crafter_with_pictures_is_ppo_from_a_conversion_that_sees(machine: Machi
     config = yaml.safe_load(Path(flags["--custom-config-path"][0]).read_text())
     assert config["env"]["vlm"] is True and config["history"] == "window"
     prepared = machine.run("prepare_model.sh", "Qwen3.5-4B", "--images", "--dry-run").stdout
-    assert f"--save {flags['--ref-load'][0]}" in prepared and "get_qwen3_5_vl_model_provider" in prepared
+    assert (
+        f"--save {flags['--ref-load'][0]}" in prepared
+        and "get_qwen3_5_vl_model_provider" in prepared
+    )
     as_text = machine.run("prepare_model.sh", "Qwen3.5-4B", "--dry-run").stdout
     assert "get_qwen3_5_vl_model_provider" not in as_text and flags["--ref-load"][0] not in as_text
 
 
 @pytest.mark.parametrize("model", VISION_MODELS)
 def test_this_slime_has_what_it_takes_to_train_with_pictures(machine: Machine, model: str) -> None:
-    """The files of the checkout that SLIME_PATH names, and the model provider that the script puts into them."""
+    """The files of the checkout that SLIME_PATH names, and the model provider that the script puts
+    into them."""
     path = os.environ.get("SLIME_PATH")
     if not path:
         pytest.skip("set SLIME_PATH to a slime checkout")
@@ -133,7 +155,11 @@ def test_a_run_is_exported_at_its_last_step_or_at_a_given_one(
     assert f"--origin-hf-dir {tmp_path}/models/Qwen2.5-3B-Instruct --vocab-size 151936" in printed
 
 
-@pytest.mark.parametrize(("step", "words"), [("29", "iter_0000029"), ("last", "STEP must be the number of a step")])
-def test_a_step_that_was_not_saved_is_refused(tmp_path: Path, saved: Paths, step: str, words: str) -> None:
+@pytest.mark.parametrize(
+    ("step", "words"), [("29", "iter_0000029"), ("last", "STEP must be the number of a step")]
+)
+def test_a_step_that_was_not_saved_is_refused(
+    tmp_path: Path, saved: Paths, step: str, words: str
+) -> None:
     with pytest.raises(ConfigError, match=words):
         export(tmp_path / "run", "Qwen2.5-3B-Instruct", [step], saved)

@@ -1,4 +1,5 @@
-"""The runs that docs/results/one_gpu.md gives as commands: flags of train.py, and a model of the imitated shape."""
+"""The runs that docs/results/one_gpu.md gives as commands: flags of train.py, and a model of the
+imitated shape."""
 
 import shlex
 
@@ -20,4 +21,6 @@ def test_the_runs_have_flags_that_train_py_takes(machine: Machine, experiment: s
     flags = machine.flags("run_babyai.sh", *words[start + 2 :], **variables)
     assert set(flags) <= set(recorded_flags())
     assert "--colocate" in flags and flags["--actor-num-gpus-per-node"] == ["1"]
-    assert int(flags["--num-rollout"][0]) % int(flags["--eval-interval"][0]) == 0, "the last update is not evaluated"
+    assert int(flags["--num-rollout"][0]) % int(flags["--eval-interval"][0]) == 0, (
+        "the last update is not evaluated"
+    )

@@ -1,4 +1,5 @@
-"""The scripts' command lines through slime's own parser, and mistakes refused before anything starts."""
+"""The scripts' command lines through slime's own parser, and mistakes refused before anything
+starts."""
 
 import json
 import subprocess
@@ -10,13 +11,22 @@ import yaml
 from embedded.warmstart.policy import train_tokenizer
 from rollout.preflight import REFUSES_NESTED_REGIONS
 from tests.fixtures.broken_envs import BROKEN
-from tests.scripts.conftest import REPO, SCRIPTS, Machine, by_flag, job_environment, recorded_own_flags, train_flags
+from tests.scripts.conftest import (
+    REPO,
+    SCRIPTS,
+    Machine,
+    by_flag,
+    job_environment,
+    recorded_own_flags,
+    train_flags,
+)
 from tests.slime.cpu.harness import IMPORTS, Slime, find_slime
 
 pytestmark = pytest.mark.slow
 
 PATCHED_MEGATRON = "--use-gated-attention"
-"""A flag of slime's Qwen3.5 models that only the Megatron in slime's image has; on any other, preflight refuses it."""
+"""A flag of slime's Qwen3.5 models that only the Megatron in slime's image has; on any other,
+preflight refuses it."""
 OWN_PACKAGES = ("run_alfworld.sh", "run_swe.sh", "run_textworld.sh")
 
 
@@ -26,8 +36,11 @@ def slime() -> Slime:
 
 
 def write_model(folder: Path, flags: dict[str, list[str]]) -> None:
-    """The Hugging Face config that the script's model flags describe, and a tokenizer with a chat template."""
-    number = {name: int(flags[name][0]) for name in flags if flags[name] and flags[name][0].isdigit()}
+    """The Hugging Face config that the script's model flags describe, and a tokenizer with a chat
+    template."""
+    number = {
+        name: int(flags[name][0]) for name in flags if flags[name] and flags[name][0].isdigit()
+    }
     config = {
         "model_type": "qwen2" if "--add-qkv-bias" in flags else "qwen3",
         "architectures": ["Qwen2ForCausalLM" if "--add-qkv-bias" in flags else "Qwen3ForCausalLM"],
@@ -45,7 +58,9 @@ def write_model(folder: Path, flags: dict[str, list[str]]) -> None:
     train_tokenizer(["go forward"], vocab_size=300).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(config))
     if "get_qwen3_5_vl_model_provider" in flags.get("--spec", ()):
-        (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Qwen2VLImageProcessor"}')
+        (folder / "preprocessor_config.json").write_text(
+            '{"image_processor_type": "Qwen2VLImageProcessor"}'
+        )
 
 
 def write_reference(folder: Path) -> None:
@@ -85,15 +100,21 @@ def write_weights(words: list[str]) -> None:
             write_model(folder, flags) if name == "--hf-checkpoint" else write_reference(folder)
 
 
-def preflight(image: Machine, words: list[str], script: str = "train.py") -> subprocess.CompletedProcess[str]:
+def preflight(
+    image: Machine, words: list[str], script: str = "train.py"
+) -> subprocess.CompletedProcess[str]:
     """Preflight as the script would run it, for a job whose words may have been changed."""
     write_weights(words)
     variables = {**image.variables, **job_environment(words)}
     command = ["python3", "-m", "rollout.preflight", script, *train_flags(words)]
-    return subprocess.run(command, cwd=REPO, env=variables, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        command, cwd=REPO, env=variables, capture_output=True, text=True, timeout=300
+    )
 
 
-@pytest.mark.parametrize("options", [(), ("--disaggregated",), ("--model", "Qwen3-4B")], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [(), ("--disaggregated",), ("--model", "Qwen3-4B")], ids=" ".join
+)
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_dry_run_of_every_script_ends_with_the_verdict_of_slimes_own_parser(
     image: Machine, script: str, options: tuple[str, ...]
@@ -109,7 +130,8 @@ def test_a_dry_run_of_every_script_ends_with_the_verdict_of_slimes_own_parser(
         assert f"knows {PATCHED_MEGATRON}" in done.stderr, done.stderr
         done = preflight(image, without(words, PATCHED_MEGATRON))
     if done.returncode == 1 and script in OWN_PACKAGES:
-        # Environments are made last, after parser and checks, and not every one is installed beside slime.
+        # Environments are made last, after parser and checks, and not every one is installed beside
+        # slime.
         errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
         assert errors and "install it" in errors[0], done.stderr[-3000:]
         return
@@ -123,11 +145,16 @@ MISTAKES = [
     (("--lora-rank", "8"), "--lora-rank"),
     (("--lr", "fast"), "argument --lr"),
     (("--fp16",), "--fp16"),
-    (("--custom-advantage-function-path", "my.function"), "--custom-advantage-function-path is my.function"),
+    (
+        ("--custom-advantage-function-path", "my.function"),
+        "--custom-advantage-function-path is my.function",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("mistake", "words"), MISTAKES, ids=[mistake[0][0] for mistake in MISTAKES])
+@pytest.mark.parametrize(
+    ("mistake", "words"), MISTAKES, ids=[mistake[0][0] for mistake in MISTAKES]
+)
 def test_a_mistake_ends_with_one_sentence_before_anything_starts(
     image: Machine, mistake: tuple[str, ...], words: str
 ) -> None:
@@ -142,7 +169,9 @@ def test_a_broken_environment_ends_with_one_sentence_before_anything_starts(imag
     place = flags.index("--custom-config-path") + 1
     keys = yaml.safe_load(Path(flags[place]).read_text(encoding="utf-8"))
     del keys["env"], keys["eval"]
-    config.write_text(yaml.safe_dump({**keys, **yaml.safe_load(config.read_text(encoding="utf-8"))}))
+    config.write_text(
+        yaml.safe_dump({**keys, **yaml.safe_load(config.read_text(encoding="utf-8"))})
+    )
     flags[place] = str(config)
     done = preflight(image, flags)
     assert done.returncode == 1 and done.stderr.startswith("error: ") and sentence in done.stderr
@@ -156,18 +185,39 @@ def test_continuous_batches_pass(image: Machine) -> None:
 
 
 REFUSED = [
-    ("run_sao.sh", ("--use-tis",), (), "use_rollout_logprobs and use_tis cannot be set at the same time"),
+    (
+        "run_sao.sh",
+        ("--use-tis",),
+        (),
+        "use_rollout_logprobs and use_tis cannot be set at the same time",
+    ),
     ("run_sao.sh", ("--eps-clip-c", "3.0"), (), "leave --eps-clip-c out"),
     ("run_sao.sh", ("--eps-clip-high", "0.3"), (), "--eps-clip-high, which must be given"),
     ("run_sao.sh", (), ("--use-rollout-logprobs",), "give --use-rollout-logprobs"),
-    ("run_sao.sh", ("--use-tis",), ("--use-rollout-logprobs",), "--use-tis would weigh the same ratio twice"),
+    (
+        "run_sao.sh",
+        ("--use-tis",),
+        ("--use-rollout-logprobs",),
+        "--use-tis would weigh the same ratio twice",
+    ),
     ("run_babyai.sh", (), ("--data-source-path",), "--data-source-path is missing"),
-    ("run_babyai.sh", (), ("--rollout-function-path",), "--rollout-function-path rollout.fixed_turn"),
-    ("run_babyai.sh", (), ("--custom-convert-samples-to-train-data-path",), "--custom-convert-samples"),
+    (
+        "run_babyai.sh",
+        (),
+        ("--rollout-function-path",),
+        "--rollout-function-path rollout.fixed_turn",
+    ),
+    (
+        "run_babyai.sh",
+        (),
+        ("--custom-convert-samples-to-train-data-path",),
+        "--custom-convert-samples",
+    ),
     ("run_babyai.sh", (), ("--custom-megatron-init-path",), "--custom-megatron-init-path"),
     ("run_babyai.sh", (), ("--megatron-config-path",), "both actor and critic"),
 ]
-"""Script, flags to add, flags to leave out though slime has defaults for them, and what the error says."""
+"""Script, flags to add, flags to leave out though slime has defaults for them, and what the error
+says."""
 
 
 @pytest.mark.parametrize(("script", "more", "missing", "words"), REFUSED)
@@ -184,7 +234,9 @@ def test_losses_and_hooks_that_do_not_fit_are_refused(
 def test_train_async_with_shared_gpus_is_refused(image: Machine) -> None:
     flags = image.job("run_babyai.sh")
     done = preflight(image, flags, "train_async.py")
-    assert done.returncode == 1 and "--colocate cannot share their GPUs: leave it out" in done.stderr
+    assert (
+        done.returncode == 1 and "--colocate cannot share their GPUs: leave it out" in done.stderr
+    )
 
 
 def test_continuous_batches_without_staleness_are_refused(image: Machine) -> None:
@@ -207,26 +259,47 @@ def test_a_memory_saver_without_nested_regions_is_refused(slime: Slime, image: M
 
 
 def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Machine) -> None:
-    vain = ("--gamma", "0.9", "--lambd", "0.9", "--custom-rm-path", "a.b", "--custom-reward-post-process-path", "a.c")
+    vain = (
+        "--gamma",
+        "0.9",
+        "--lambd",
+        "0.9",
+        "--custom-rm-path",
+        "a.b",
+        "--custom-reward-post-process-path",
+        "a.c",
+    )
     vain += ("--custom-generate-function-path", "a.d")
     flags = image.job("run_babyai.sh", "--", *vain)
     roles = Path(by_flag(train_flags(flags))["--megatron-config-path"][0])
-    roles.write_text(roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, "))
+    roles.write_text(
+        roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, ")
+    )
     done = preflight(image, flags)
     warned = done.stderr.splitlines()
     assert done.returncode == 0 and all(line.startswith("warning: ") for line in warned)
     named = ("--gamma is", "--lambd is", "--custom-rm-path", "--custom-reward-post-process-path")
-    for words in (*named, "--custom-generate-function-path", "sets gamma for the critic", "sets gamma_step 0.5"):
+    for words in (
+        *named,
+        "--custom-generate-function-path",
+        "sets gamma for the critic",
+        "sets gamma_step 0.5",
+    ):
         assert sum(words in line for line in warned) == 1, (words, warned)
     assert done.stdout == "preflight: flags, YAML and environments are fine\n"
 
 
-def test_the_recorded_flags_of_slimes_own_parser_are_those_of_this_checkout(image: Machine, slime: Slime) -> None:
-    """Run tests/scripts/record_flags.py after a change in slime, then decide in rollout/bridge/slime_flags.yaml."""
+def test_the_recorded_flags_of_slimes_own_parser_are_those_of_this_checkout(
+    image: Machine, slime: Slime
+) -> None:
+    """Run tests/scripts/record_flags.py after a change in slime, then decide in
+    rollout/bridge/slime_flags.yaml."""
     program = "from tests.scripts.record_flags import own_flags; print(*own_flags())"
     path = f"{IMPORTS}:{slime.path}:{REPO}"
     variables = {**image.variables, "PYTHONPATH": path}
-    done = subprocess.run(["python3", "-c", program], capture_output=True, text=True, env=variables, timeout=300)
+    done = subprocess.run(
+        ["python3", "-c", program], capture_output=True, text=True, env=variables, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()) - recorded_own_flags() == set()
 

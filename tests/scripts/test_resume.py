@@ -31,7 +31,8 @@ class Saved:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What the printed job loads: the step of each role (None: the weights of a new run) and the first rollout."""
+    """What the printed job loads: the step of each role (None: the weights of a new run) and the
+    first rollout."""
 
     actor: int | None
     critic: int | None
@@ -45,7 +46,9 @@ def step_of(folder: str) -> int | None:
         return None
     tracker = Path(folder) / "latest_checkpointed_iteration.txt"
     if not tracker.exists():
-        assert Path(folder).name == "actor", "slime takes a missing folder for a new run, of the actor alone"
+        assert Path(folder).name == "actor", (
+            "slime takes a missing folder for a new run, of the actor alone"
+        )
         return None
     step = int(tracker.read_text())
     assert (Path(folder) / f"iter_{step:07d}").is_dir(), f"{folder} has no step {step}"
@@ -103,22 +106,55 @@ WITH_WARMUP = {
     "actor's first save, critic's not": (
         Saved(actor=(59,), critic=(19, 39), state=(19, 39, 59)),
         warming(39),
-        "note: step 39 is the last that was saved completely (last of the actor: 59, of the critic: 39)",
+        "note: step 39 is the last that was saved completely (last of the actor: 59, of the "
+        "critic: 39)",
     ),
     "both equal": (Saved(actor=(59,), critic=(39, 59), state=(39, 59)), at(59), ""),
-    "actor further": (Saved(actor=(59, 79), critic=(39, 59), state=(59, 79)), at(59), "note: step 59 is the last"),
-    "critic further": (Saved(actor=(59,), critic=(59, 79), state=(59, 79)), at(59), "note: step 59 is the last"),
-    "last state missing": (Saved(actor=(59, 79), critic=(59, 79), state=(59,)), at(59), "note: step 59 is the last"),
+    "actor further": (
+        Saved(actor=(59, 79), critic=(39, 59), state=(59, 79)),
+        at(59),
+        "note: step 59 is the last",
+    ),
+    "critic further": (
+        Saved(actor=(59,), critic=(59, 79), state=(59, 79)),
+        at(59),
+        "note: step 59 is the last",
+    ),
+    "last state missing": (
+        Saved(actor=(59, 79), critic=(59, 79), state=(59,)),
+        at(59),
+        "note: step 59 is the last",
+    ),
     "state missing": (Saved(critic=(19,)), START, "(last of the actor: none, of the critic: 19)"),
 }
 
 WITHOUT_WARMUP = {
-    "actor only, step 0": (Saved(actor=(0,), state=(0,)), START, "(last of the actor: 0, of the critic: none)"),
+    "actor only, step 0": (
+        Saved(actor=(0,), state=(0,)),
+        START,
+        "(last of the actor: 0, of the critic: none)",
+    ),
     "critic only": (Saved(critic=(19,), state=(19,)), START, "note: no step was saved completely"),
-    "no step in common": (Saved(actor=(39,), critic=(19,), state=(19, 39)), START, "note: no step was saved"),
-    "back to step 0": (Saved(actor=(0, 1), critic=(0,), state=(0, 1)), at(0), "note: step 0 is the last"),
-    "both different": (Saved(actor=(19, 39), critic=(19,), state=(19, 39)), at(19), "note: step 19 is the last"),
-    "state missing": (Saved(actor=(19,), critic=(19,)), START, "note: no step was saved completely"),
+    "no step in common": (
+        Saved(actor=(39,), critic=(19,), state=(19, 39)),
+        START,
+        "note: no step was saved",
+    ),
+    "back to step 0": (
+        Saved(actor=(0, 1), critic=(0,), state=(0, 1)),
+        at(0),
+        "note: step 0 is the last",
+    ),
+    "both different": (
+        Saved(actor=(19, 39), critic=(19,), state=(19, 39)),
+        at(19),
+        "note: step 19 is the last",
+    ),
+    "state missing": (
+        Saved(actor=(19,), critic=(19,)),
+        START,
+        "note: no step was saved completely",
+    ),
 }
 
 

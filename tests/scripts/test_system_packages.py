@@ -1,4 +1,5 @@
-"""System packages of the tests: installed where that is possible, required in CI, named elsewhere."""
+"""System packages of the tests: installed where that is possible, required in CI, named
+elsewhere."""
 
 import os
 import shutil
@@ -19,7 +20,9 @@ def _need(folder: Path, ci: str) -> subprocess.CompletedProcess[str]:
     script = "set -euo pipefail; source scripts/lib/system_packages.sh; need_package bwrap bubblewrap; echo went on"
     environment = {"PATH": str(folder), "CI": ci}
     argv = ["/bin/bash", "-c", script]
-    return subprocess.run(argv, cwd=REPO, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        argv, cwd=REPO, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_package_that_cannot_be_had_stops_ci_and_nothing_else(tmp_path: Path) -> None:

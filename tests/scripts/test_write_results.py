@@ -20,7 +20,8 @@ def run(seed: int, value: float, done: bool = True) -> Run:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of results with seeds 0 and 1, and one of another machine with seeds 1 and 2, and 3 unfinished."""
+    """A folder of results with seeds 0 and 1, and one of another machine with seeds 1 and 2, and 3
+    unfinished."""
     raw, pictures, other = (tmp_path / name for name in ("raw", "pictures", "other"))
     for folder in (raw / STUDY, pictures, other):
         folder.mkdir(parents=True)
@@ -36,5 +37,8 @@ def test_finished_runs_are_added_and_the_others_stay(machine: Path) -> None:
     write_results.copy_study(machine, STUDY)
     write_results.copy_study(machine, STUDY)  # again, which changes nothing
     with open(write_results.RAW / STUDY / "raw.csv", encoding="utf-8", newline="") as file:
-        last = {(row["seed"], row["finished"]): float(row["eval/success"]) for row in csv.DictReader(file)}
+        last = {
+            (row["seed"], row["finished"]): float(row["eval/success"])
+            for row in csv.DictReader(file)
+        }
     assert last == {("0", "True"): 0.123457, ("1", "True"): 0.9, ("2", "True"): 0.2}

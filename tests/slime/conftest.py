@@ -1,4 +1,5 @@
-"""A slime checkout on CPU for a session of tests: a tiny model, its Megatron checkpoint, and engines over it."""
+"""A slime checkout on CPU for a session of tests: a tiny model, its Megatron checkpoint, and
+engines over it."""
 
 import os
 import shutil
@@ -34,7 +35,8 @@ def ground(slime: Slime) -> Iterator[Path]:
 
 @contextmanager
 def short_folder() -> Iterator[Path]:
-    """A short path, because Ray's sockets lie below it and socket paths are short; SLIME_CPU_KEEP=1 leaves it there."""
+    """A short path, because Ray's sockets lie below it and socket paths are short; SLIME_CPU_KEEP=1
+    leaves it there."""
     folder = Path(tempfile.mkdtemp(prefix="sv-", dir="/tmp"))
     try:
         yield folder
@@ -69,7 +71,8 @@ def engine(model: Path) -> Iterator[EngineServer]:
 
 @pytest.fixture(scope="module")
 def make_run(slime: Slime, ground: Path, model: Path, reference: Path) -> Callable[..., Run]:
-    """Makes one experiment on the ledger game; see `Run`. `config` updates the YAML, `flags` the command line."""
+    """Makes one experiment on the ledger game; see `Run`. `config` updates the YAML, `flags` the
+    command line."""
 
     def make(name: str, *flags: str, gpus: int = 1, script: str = "train.py", **config: Any) -> Run:
         work = ground / name
@@ -92,8 +95,24 @@ def ledger_settings(work: Path) -> dict[str, Any]:
 
 
 BATCH_FLAGS = (
-    *("--rollout-batch-size", "16", "--n-samples-per-prompt", "1", "--global-batch-size", "8", "--rollout-seed", "3"),
-    *("--rollout-max-response-len", "8", "--rollout-max-context-len", "256", "--rollout-temperature", "1.0"),
+    *(
+        "--rollout-batch-size",
+        "16",
+        "--n-samples-per-prompt",
+        "1",
+        "--global-batch-size",
+        "8",
+        "--rollout-seed",
+        "3",
+    ),
+    *(
+        "--rollout-max-response-len",
+        "8",
+        "--rollout-max-context-len",
+        "256",
+        "--rollout-temperature",
+        "1.0",
+    ),
 )
 
 

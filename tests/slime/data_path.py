@@ -1,7 +1,8 @@
-"""The rollout inside slime's types and data path (`python -m tests.slime.data_path`, with slime on PYTHONPATH).
+"""The rollout inside slime's types and data path (`python -m tests.slime.data_path`, with slime on
+PYTHONPATH).
 
-No cluster, no training step. Turns are played on a scripted engine, handed to slime's own RolloutManager methods,
-split, and given to slime's own advantage function with the patch installed.
+No cluster, no training step. Turns are played on a scripted engine, handed to slime's own
+RolloutManager methods, split, and given to slime's own advantage function with the patch installed.
 """
 
 import asyncio
@@ -42,11 +43,17 @@ class Played:
             **{"rollout_batch_size": TURNS, "global_batch_size": STEP, "partial_rollout": False},
             **{"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
             **{"load_debug_rollout_data": None, "disable_rollout_trim_samples": False},
-            **{"use_dynamic_global_batch_size": False, "reward_key": None, "sglang_speculative_algorithm": None},
+            **{
+                "use_dynamic_global_batch_size": False,
+                "reward_key": None,
+                "sglang_speculative_algorithm": None,
+            },
             **{"eval": {"episodes": 3}, "use_rollout_routing_replay": False},
             **changes,
         }
-        self.args = Namespace(**{**vars(slime_args()), **vars(rollout_args(folder, port)), **settings})
+        self.args = Namespace(
+            **{**vars(slime_args()), **vars(rollout_args(folder, port)), **settings}
+        )
         self.source = EpisodeSource(self.args)
         self.manager = Namespace(
             args=self.args,
@@ -54,7 +61,9 @@ class Played:
             generate_rollout=self.play,
             custom_convert_samples_to_train_data_func=convert_samples_to_train_data,
             use_experimental_refactor=False,
-            train_parallel_config=dict(dp_size=1, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1),
+            train_parallel_config=dict(
+                dp_size=1, cp_size=1, vpp_size=1, microbatch_group_size_per_vp_stage=1
+            ),
         )
         self.samples, self.metrics = self.call("_get_rollout_data", 0)
 
@@ -100,25 +109,32 @@ def both_roles_train_on_what_the_environments_paid(played: Played) -> None:
         rank = played.on_the_rank()
         assert rank["global_batch_sizes"] == [STEP] * (TURNS // STEP)
         args = override(played.args, {"custom_megatron_init_path": "advantage.patch.install"}, role)
-        assert role == "actor" or args.custom_advantage_function_path is None, "slime drops the critic's flag"
+        assert role == "actor" or args.custom_advantage_function_path is None, (
+            "slime drops the critic's flag"
+        )
         with installed(args):
             megatron("loss").compute_advantages_and_returns(args, rank)
         assert "prompt" not in rank, "slime's logger would sum it up"
         items = trained_samples([{"data": rank}], [s.to_dict() for s in played.samples])
         assert len(items) == len(played.samples)
-        assert_as_paid(items, payments_of(items, played.payments(), chatml_tokenizer()), kl_coef=args.kl_coef)
+        assert_as_paid(
+            items, payments_of(items, played.payments(), chatml_tokenizer()), kl_coef=args.kl_coef
+        )
 
 
 def samples_keep_slimes_own_bookkeeping(played: Played) -> None:
     turns = [s for s in played.samples if s.metadata["kind"] == "turn"]
     assert all(s.weight_versions == ["1"] for s in turns)
-    assert all(s.prefix_cache_info.total_prompt_tokens == len(s.tokens) - s.response_length for s in turns)
+    assert all(
+        s.prefix_cache_info.total_prompt_tokens == len(s.tokens) - s.response_length for s in turns
+    )
     assert all(s.status == type(s).Status.COMPLETED for s in turns)
     assert len({s.session_id for s in turns}) == len({s.metadata["episode_id"] for s in turns})
 
 
 def what_training_replays_reaches_the_rank(played: Played) -> None:
-    """Routed experts of every token, the tokens that top-p kept, and what speculation cost; see `replayable`."""
+    """Routed experts of every token, the tokens that top-p kept, and what speculation cost; see
+    `replayable`."""
     replay = Played(Path(tempfile.mkdtemp()), played.port, **REPLAY)
     rank = replay.on_the_rank()
     for i, position in enumerate(rank["partition"]):
@@ -128,14 +144,18 @@ def what_training_replays_reaches_the_rank(played: Played) -> None:
             assert experts.shape == (len(tokens) - 1, 2, 3) and len(experts.unique()) == 3
             continue
         assert torch.equal(experts, experts_of(tokens))
-        assert sample.spec_info.spec_accept_token_num == 3 and sample.spec_info.spec_draft_token_num == 4
+        assert (
+            sample.spec_info.spec_accept_token_num == 3
+            and sample.spec_info.spec_draft_token_num == 4
+        )
         kept, offsets = rank["rollout_top_p_token_ids"][i], rank["rollout_top_p_token_offsets"][i]
         assert list(kept) == [k for t in tokens[-sample.response_length :] for k in (t, t + 1)]
         assert list(offsets) == list(range(0, 2 * sample.response_length + 1, 2))
 
 
 def whole_episodes_keep_what_training_replays(played: Played) -> None:
-    """Many turns in one sample: observations between them were routed too, and no token of them was drawn."""
+    """Many turns in one sample: observations between them were routed too, and no token of them was
+    drawn."""
     from rollout.bridge.flags import RolloutFlags
     from rollout.bridge.framework import run
     from rollout.bridge.sample import row_of
@@ -161,13 +181,19 @@ CHECKS = [
 
 
 REPLAY = {
-    **{"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 3, "num_experts": 64},
+    **{
+        "use_rollout_routing_replay": True,
+        "num_layers": 2,
+        "moe_router_topk": 3,
+        "num_experts": 64,
+    },
     **{"sglang_speculative_algorithm": "EAGLE", "rollout_top_p": 0.9},
 }
 
 
 def experts_of(tokens: Sequence[int]) -> torch.Tensor:
-    """The experts that the scripted engine routes each token but the last to: [tokens - 1, layers, k]."""
+    """The experts that the scripted engine routes each token but the last to: [tokens - 1, layers,
+    k]."""
     spread = torch.arange(6, dtype=torch.int32).reshape(2, 3)
     return torch.tensor(tokens[:-1], dtype=torch.int32)[:, None, None] % 50 + spread
 
@@ -189,7 +215,9 @@ def replayable(engine: ScriptedEngine, text: str, body: dict[str, Any]) -> dict[
 
 def serve() -> int:
     """Start the scripted engine on a loop of its own; return its port."""
-    engine = ScriptedEngine(chatml_tokenizer(), lambda body, _: replayable(engine, WORDS[draw(body, len(WORDS))], body))
+    engine = ScriptedEngine(
+        chatml_tokenizer(), lambda body, _: replayable(engine, WORDS[draw(body, len(WORDS))], body)
+    )
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     asyncio.run_coroutine_threadsafe(engine.__aenter__(), loop).result()

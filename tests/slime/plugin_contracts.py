@@ -1,6 +1,8 @@
-"""Runs slime's own plugin contract tests, as slime ships them, on our hooks (`python -m tests.slime.plugin_contracts`).
+"""Runs slime's own plugin contract tests, as slime ships them, on our hooks (`python -m
+tests.slime.plugin_contracts`).
 
-Prints one JSON object: how many contracts ran, and the names of those that failed. Their errors are above it.
+Prints one JSON object: how many contracts ran, and the names of those that failed. Their errors are
+above it.
 """
 
 import json
@@ -48,7 +50,14 @@ def main() -> None:
     os.chdir(Path(slime.__file__).parents[1])  # the contracts name slime's files relative to it
     recorder = Recorder()
     pytest.main(
-        ["-q", "--tb=short", "-p", "no:cacheprovider", "--import-mode=importlib", "tests/plugin_contracts"],
+        [
+            "-q",
+            "--tb=short",
+            "-p",
+            "no:cacheprovider",
+            "--import-mode=importlib",
+            "tests/plugin_contracts",
+        ],
         plugins=[recorder],
     )
     print("\n" + json.dumps({"ran": str(recorder.ran), "failed": " ".join(recorder.failed)}))

@@ -1,4 +1,5 @@
-"""slime's own train_async.py, and slots that play while slime trains: versions, saved states, kills, staleness."""
+"""slime's own train_async.py, and slots that play while slime trains: versions, saved states,
+kills, staleness."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +20,15 @@ pytestmark = pytest.mark.slow
 ROLLOUTS = 4
 STREAMED = 7
 CONTINUOUS = ("--rollout-function-path", "rollout.continuous.generate_rollout")
-WANDB = ("--use-wandb", "--wandb-mode", "offline", "--wandb-project", "test", "--wandb-group", "test")
+WANDB = (
+    "--use-wandb",
+    "--wandb-mode",
+    "offline",
+    "--wandb-project",
+    "test",
+    "--wandb-group",
+    "test",
+)
 FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0")
 
 
@@ -42,18 +51,26 @@ def fixed(make_run: Callable[..., Run], engine: EngineServer) -> Run:
 
 
 def test_each_batch_is_played_by_the_weights_before_the_last_update(fixed: Run) -> None:
-    versions = [{v for s in turns_of(fixed, k) for v in s["weight_versions"]} for k in range(ROLLOUTS)]
+    versions = [
+        {v for s in turns_of(fixed, k) for v in s["weight_versions"]} for k in range(ROLLOUTS)
+    ]
     assert versions == [{"1"}, {"1"}, {"2"}, {"3"}]
     assert sorted(set(fixed.logged("turn/staleness"))) == [0.0, 1.0]
 
 
-def test_the_state_of_a_step_is_the_state_after_its_batch_not_after_the_next_one(fixed: Run) -> None:
+def test_the_state_of_a_step_is_the_state_after_its_batch_not_after_the_next_one(
+    fixed: Run,
+) -> None:
     folder = str(fixed.work / "actor")
     for rollout in range(ROLLOUTS):
         state = load_state(folder, folder, rollout)
         assert state is not None
         played = Counter(episode for episode, _ in places(fixed, range(rollout + 1)))
-        live = {slot["episode"]["spec"]["episode_id"]: slot["episode"] for slot in state.slots if slot["episode"]}
+        live = {
+            slot["episode"]["spec"]["episode_id"]: slot["episode"]
+            for slot in state.slots
+            if slot["episode"]
+        }
         assert all(len(episode["answers"]) == played[number] for number, episode in live.items())
         assert state.next_group == (rollout + 1) * 16
 
@@ -67,18 +84,31 @@ STREAMS = {
 
 @pytest.fixture(scope="module", params=STREAMS)
 def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Run:
-    """Continuous batches, and one environment step that lasts until batch 5 is there; with `wait`, which that would
-    keep from ever being there, 25 s.
+    """Continuous batches, and one environment step that lasts until batch 5 is there; with `wait`,
+    which that would keep from ever being there, 25 s.
 
     With train_async.py, a batch is complete before the push, so 2 updates are allowed.
     """
     script, settings = STREAMS[request.param]
     name = f"stream{list(STREAMS).index(request.param)}"  # short, because sockets lie below it
     work = ground / name
-    slow = {"seed": 1, "until": str(work / "samples" / "5.pt"), "at_most_s": 600 if "mask" in request.param else 25}
+    slow = {
+        "seed": 1,
+        "until": str(work / "samples" / "5.pt"),
+        "at_most_s": 600 if "mask" in request.param else 25,
+    }
     env = {"ledger": str(work / "ledger"), "longest": 9, "slow": slow}
-    flags = (*engine_flags(engine), *CONTINUOUS, "--num-rollout", str(STREAMED), "--num-critic-only-steps", "0")
-    run = make_run(name, *flags, script=script, env=env, env_workers=9, env_step_timeout_s=900.0, **settings)
+    flags = (
+        *engine_flags(engine),
+        *CONTINUOUS,
+        "--num-rollout",
+        str(STREAMED),
+        "--num-critic-only-steps",
+        "0",
+    )
+    run = make_run(
+        name, *flags, script=script, env=env, env_workers=9, env_step_timeout_s=900.0, **settings
+    )
     run.train(script_arguments(run))
     return run
 
@@ -89,7 +119,9 @@ def test_no_turn_of_a_stream_is_lost_or_trained_twice(stream: Run) -> None:
     no_gap_and_none_twice(played)
 
 
-def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_trained_is_too_old(stream: Run) -> None:
+def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_trained_is_too_old(
+    stream: Run,
+) -> None:
     """Also not the turn whose environment step outlasts several batches."""
     limit, old = stream.config["max_staleness"], 0
     for rollout in range(STREAMED):
@@ -110,7 +142,8 @@ def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_traine
 def test_staleness_is_counted_in_slimes_absolute_rollout_ids_after_a_resume(
     make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    """train_async.py pushes after rollouts 2 and 5; batch r + 1 is played while batch r is trained on, before a push.
+    """train_async.py pushes after rollouts 2 and 5; batch r + 1 is played while batch r is trained
+    on, before a push.
 
     The resumed run begins at 2, so its pushes are not every three rollouts from its beginning.
     """
@@ -127,7 +160,11 @@ def test_train_py_pushes_after_every_rollout_whatever_the_interval(
     run = make_run("no-interval", *engine_flags(engine), *INTERVAL, "--num-rollout", "3")
     run.train()
     assert run.logged("turn/staleness") == [0, 0, 0]
-    assert [{v for s in turns_of(run, k) for v in s["weight_versions"]} for k in range(3)] == [{"1"}, {"2"}, {"3"}]
+    assert [{v for s in turns_of(run, k) for v in s["weight_versions"]} for k in range(3)] == [
+        {"1"},
+        {"2"},
+        {"3"},
+    ]
 
 
 INTERVAL = ("--num-critic-only-steps", "0", "--update-weights-interval", "3")
@@ -139,7 +176,9 @@ def test_a_killed_asynchronous_run_goes_on_without_a_gap(
 ) -> None:
     """Killed while the batch after the saved step is being trained on."""
     name = "killed-async" + "-stream" * bool(flags)
-    run = make_run(name, *engine_flags(engine), *FLAGS, *flags, script="train_async.py", max_staleness=2)
+    run = make_run(
+        name, *engine_flags(engine), *FLAGS, *flags, script="train_async.py", max_staleness=2
+    )
     process = run.start(script_arguments(run))
     wait_for(run, process, lambda: models_saved(run) >= 1)
     stop_all(run.work)
@@ -155,5 +194,7 @@ def test_a_killed_asynchronous_run_goes_on_without_a_gap(
 
 def models_saved(run: Run) -> int:
     """The newest step whose actor and critic are on the disk; -1 if there is none."""
-    trackers = [run.work / role / "latest_checkpointed_iteration.txt" for role in ("actor", "critic")]
+    trackers = [
+        run.work / role / "latest_checkpointed_iteration.txt" for role in ("actor", "critic")
+    ]
     return min(int(path.read_text() or -1) if path.exists() else -1 for path in trackers)

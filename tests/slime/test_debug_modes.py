@@ -1,4 +1,5 @@
-"""Rollout without training, then training without rollout, on what the first saved: slime's two debug modes."""
+"""Rollout without training, then training without rollout, on what the first saved: slime's two
+debug modes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,10 @@ pytestmark = pytest.mark.slow
 def run(make_run: Callable[..., Run], slime: Slime, engine: EngineServer, ground: Any) -> Run:
     outside = engine_flags(engine)
     if "return 0, 0" in (slime.path / "slime" / "ray" / "placement_group.py").read_text():
-        pytest.skip("slime v0.3.1 reserves no place for the actors of a rollout-only run with outside engines")
+        pytest.skip(
+            "slime v0.3.1 reserves no place for the actors of a rollout-only run with outside "
+            "engines"
+        )
     work = ground / "debug"
     experiment = make_run(
         "debug",
@@ -28,11 +32,19 @@ def run(make_run: Callable[..., Run], slime: Slime, engine: EngineServer, ground
     # Through a folder slime would reload weights that nobody wrote: no rank trains here.
     experiment.train(["--debug-rollout-only", "--update-weight-transport", "nccl", *outside])
     assert not experiment.records("critic", 0)
-    experiment.train(["--debug-train-only", "--load-debug-rollout-data", str(work / "samples" / "{rollout_id}.pt")])
+    experiment.train(
+        [
+            "--debug-train-only",
+            "--load-debug-rollout-data",
+            str(work / "samples" / "{rollout_id}.pt"),
+        ]
+    )
     return experiment
 
 
 @pytest.mark.parametrize("rollout", [0, 1])
-def test_saved_samples_are_trained_on_as_fresh_ones_would_be(run: Run, rollout: int, tokenizer: Any) -> None:
+def test_saved_samples_are_trained_on_as_fresh_ones_would_be(
+    run: Run, rollout: int, tokenizer: Any
+) -> None:
     for role in ("critic", "actor")[: 1 + rollout]:
         assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)

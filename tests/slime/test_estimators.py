@@ -1,4 +1,5 @@
-"""Estimators without a critic, and supervised training on scripted play, in slime's own train.py."""
+"""Estimators without a critic, and supervised training on scripted play, in slime's own
+train.py."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -18,7 +19,12 @@ pytestmark = pytest.mark.slow
 GAMMA = 0.9
 PATCH = ("custom_megatron_init_path",)
 SFT = (
-    *("rollout_function_path", "data_source_path", "custom_convert_samples_to_train_data_path", *PATCH),
+    *(
+        "rollout_function_path",
+        "data_source_path",
+        "custom_convert_samples_to_train_data_path",
+        *PATCH,
+    ),
     *("custom_rollout_log_function_path", "custom_eval_rollout_log_function_path"),
 )
 
@@ -27,7 +33,12 @@ RLOO = (
     *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout"),
     *("--custom-generate-function-path", "rollout.generate.generate"),
     *("--rollout-batch-size", "4", "--n-samples-per-prompt", "3", "--global-batch-size", "6"),
-    *("--advantage-estimator", "grpo", "--custom-advantage-function-path", "advantage.group.compute_advantages"),
+    *(
+        "--advantage-estimator",
+        "grpo",
+        "--custom-advantage-function-path",
+        "advantage.group.compute_advantages",
+    ),
 )
 
 
@@ -37,7 +48,13 @@ def rloo(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     run = make_run(
         "rloo",
         *engine_flags(engine),
-        *(*RLOO, "--num-rollout", "2", "--max-tokens-per-gpu", "8"),  # each sample fills a micro-batch
+        *(
+            *RLOO,
+            "--num-rollout",
+            "2",
+            "--max-tokens-per-gpu",
+            "8",
+        ),  # each sample fills a micro-batch
         gpus=2,
         gamma_step=GAMMA,
         group_estimator="rloo",
@@ -47,7 +64,9 @@ def rloo(make_run: Callable[..., Run], engine: EngineServer) -> Run:
 
 
 @pytest.mark.parametrize("rollout", [0, 1])
-def test_every_turn_is_trained_with_its_episodes_return_less_the_mean_of_its_siblings(rloo: Run, rollout: int) -> None:
+def test_every_turn_is_trained_with_its_episodes_return_less_the_mean_of_its_siblings(
+    rloo: Run, rollout: int
+) -> None:
     items = trained_samples(rloo.records("actor", rollout), rloo.samples(rollout))
     episodes: dict[tuple[int, int], list[Any]] = defaultdict(list)
     for item in items:
@@ -56,7 +75,9 @@ def test_every_turn_is_trained_with_its_episodes_return_less_the_mean_of_its_sib
     returns: dict[int, dict[int, float]] = defaultdict(dict)
     for (group, index), turns in episodes.items():
         assert [turn.turn for turn in turns] == list(range(len(turns)))
-        returns[group][index] = sum(GAMMA**k * t.sample["metadata"]["reward"] for k, t in enumerate(turns))
+        returns[group][index] = sum(
+            GAMMA**k * t.sample["metadata"]["reward"] for k, t in enumerate(turns)
+        )
     found = set()
     for (group, index), turns in episodes.items():
         others = [value for other, value in returns[group].items() if other != index]
@@ -64,7 +85,9 @@ def test_every_turn_is_trained_with_its_episodes_return_less_the_mean_of_its_sib
         found.add(round(wanted, 6))
         for turn in turns:
             advantages = on_trained_tokens(turn, "advantages")
-            assert len(advantages) and advantages.tolist() == pytest.approx([wanted] * len(advantages), abs=1e-5)
+            assert len(advantages) and advantages.tolist() == pytest.approx(
+                [wanted] * len(advantages), abs=1e-5
+            )
     assert len(found) > 1, "all episodes of a group came out alike: nothing was tested"
 
 
@@ -83,24 +106,55 @@ def test_the_first_batch_after_a_resume_is_played_by_the_actor_and_not_by_the_re
     assert len(first_steps) == 4 and max(first_steps) < 0.02, gaps
     assert run.logged("train/off_policy_alarms")
     reference, played = (run.logged(f"rollout/{name}_log_probs")[-1] for name in ("ref", "rollout"))
-    assert reference != pytest.approx(played, abs=0.05), "the actor is still the reference: nothing was tested"
+    assert reference != pytest.approx(played, abs=0.05), (
+        "the actor is still the reference: nothing was tested"
+    )
     process = run.start([*saved, "--num-rollout", "5"], without=PATCH)
     with pytest.raises(AssertionError, match="reference's weights"):
         run.finish(process, 600)
 
 
-def test_supervised_training_takes_the_exported_demonstrations(make_run: Callable[..., Run]) -> None:
+def test_supervised_training_takes_the_exported_demonstrations(
+    make_run: Callable[..., Run],
+) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     run = make_run(
         "sft",
-        *("--rollout-function-path", "slime.rollout.sft_rollout.generate_rollout", "--input-key", "messages"),
-        *("--metadata-key", "metadata", "--loss-mask-type", "qwen", "--rollout-shuffle", "--num-epoch", "2"),
+        *(
+            "--rollout-function-path",
+            "slime.rollout.sft_rollout.generate_rollout",
+            "--input-key",
+            "messages",
+        ),
+        *(
+            "--metadata-key",
+            "metadata",
+            "--loss-mask-type",
+            "qwen",
+            "--rollout-shuffle",
+            "--num-epoch",
+            "2",
+        ),
         *("--rollout-batch-size", "8", "--global-batch-size", "8", "--max-tokens-per-gpu", "4096"),
-        *("--loss-type", "sft_loss", "--calculate-per-token-loss", "--disable-compute-advantages-and-returns"),
+        *(
+            "--loss-type",
+            "sft_loss",
+            "--calculate-per-token-loss",
+            "--disable-compute-advantages-and-returns",
+        ),
         *("--debug-train-only", "--advantage-estimator", "grpo", "--lr", "3e-3"),
     )
     rows = run.work / "rows.jsonl"
-    export(["--config", str(REPO / "custom_configs" / "quickstart.yaml"), "--episodes", "8", "--out", str(rows)])
+    export(
+        [
+            "--config",
+            str(REPO / "custom_configs" / "quickstart.yaml"),
+            "--episodes",
+            "8",
+            "--out",
+            str(rows),
+        ]
+    )
     turns = len(rows.read_text().splitlines())
     run.train(["--prompt-data", str(rows)], without=SFT)
     losses = run.logged("train/loss")

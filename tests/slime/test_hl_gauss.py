@@ -1,4 +1,5 @@
-"""slime's own train.py over two ranks with a classification head: two updates, the checkpoint, and a wrong head."""
+"""slime's own train.py over two ranks with a classification head: two updates, the checkpoint, and
+a wrong head."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -41,13 +42,18 @@ def run(make_run: Callable[..., Run], engine: EngineServer) -> Run:
 
 
 def test_the_first_values_are_zero_and_the_next_are_not(run: Run) -> None:
-    first, second = (torch.cat([item.row["values"] for item in trained(run, "critic", k)]) for k in range(ROLLOUTS))
+    first, second = (
+        torch.cat([item.row["values"] for item in trained(run, "critic", k)])
+        for k in range(ROLLOUTS)
+    )
     assert float(first.abs().max()) < 0.05 * BINS.width
     assert float((second - first.mean()).abs().min()) > 0.02
 
 
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
-def test_advantages_and_value_targets_are_those_of_what_was_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+def test_advantages_and_value_targets_are_those_of_what_was_paid(
+    run: Run, rollout: int, tokenizer: Any
+) -> None:
     for role in ("critic", "actor"):
         assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)
 
@@ -64,14 +70,18 @@ def first_loss(items: Sequence[Trained]) -> float:
     return expected
 
 
-def test_the_loss_is_cross_entropy_and_the_numbers_of_unseen_turns_are_logged_once_per_batch(run: Run) -> None:
+def test_the_loss_is_cross_entropy_and_the_numbers_of_unseen_turns_are_logged_once_per_batch(
+    run: Run,
+) -> None:
     losses = run.logged("train/critic-pass1-value_loss")
     assert losses[0] == pytest.approx(first_loss(trained(run, "critic", 0)), rel=0.01)
     assert losses[-1] < losses[0] and all(map(math.isfinite, losses))
     assert not run.logged("train/critic-value_clipfrac")
     explained = run.logged("train/critic-explained_variance")
     assert len(explained) == ROLLOUTS and explained[0] == pytest.approx(0, abs=1e-3)
-    assert run.logged("train/critic-return_outside_share") and run.logged("train/critic-explained_variance_last_tenth")
+    assert run.logged("train/critic-return_outside_share") and run.logged(
+        "train/critic-explained_variance_last_tenth"
+    )
 
 
 @pytest.mark.parametrize("layout", ["tensor", "pipeline"])
@@ -82,8 +92,11 @@ def test_two_ranks_share_the_head(
     monkeypatch: pytest.MonkeyPatch,
     layout: str,
 ) -> None:
-    """Each rank holds a part of one critic and all turns; what the last rank recorded is compared."""
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron asks for it, also without a GPU
+    """Each rank holds a part of one critic and all turns; what the last rank recorded is
+    compared."""
+    monkeypatch.setenv(
+        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
+    )  # Megatron asks for it, also without a GPU
     flags = (*FLAGS, "--num-rollout", "1", f"--{layout}-model-parallel-size", "2")
     shared = make_run(layout, *engine_flags(engine), *flags, gpus=2, critic_updates=2, **HEAD)
     shared.train(script_arguments(shared))
@@ -95,18 +108,26 @@ def test_two_ranks_share_the_head(
         if role == "critic":
             losses = shared.logged("train/critic-pass1-value_loss")
             assert losses[0] == pytest.approx(first_loss(items), rel=0.01)
-            assert sum(shared.logged("train/critic-value_loss")) < sum(losses), "the second pass has the same turns"
+            assert sum(shared.logged("train/critic-value_loss")) < sum(losses), (
+                "the second pass has the same turns"
+            )
 
 
 def test_the_checkpoint_has_the_head_and_says_so(run: Run) -> None:
     folder = run.work / "critic" / f"iter_{ROLLOUTS - 1:07d}"
     entries = FileSystemReader(folder).read_metadata().state_dict_metadata
-    shapes = {tuple(entry.size) for name, entry in entries.items() if name.endswith("output_layer.weight")}
+    shapes = {
+        tuple(entry.size) for name, entry in entries.items() if name.endswith("output_layer.weight")
+    }
     assert 21 in {shape[0] for shape in shapes}
-    assert "the critic's head is value_loss: hl_gauss, value_bins: 21" in run.log.read_text(errors="replace")
+    assert "the critic's head is value_loss: hl_gauss, value_bins: 21" in run.log.read_text(
+        errors="replace"
+    )
 
 
-def test_a_resume_with_another_head_is_refused(run: Run, make_run: Callable[..., Run], engine: EngineServer) -> None:
+def test_a_resume_with_another_head_is_refused(
+    run: Run, make_run: Callable[..., Run], engine: EngineServer
+) -> None:
     changed = make_run("bins", *engine_flags(engine), *FLAGS, gpus=2, value_loss="mse")
     text = changed.refusal(script_arguments(changed))
     assert "has the head value_loss: hl_gauss, value_bins: 21" in text, changed.tail()

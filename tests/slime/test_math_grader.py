@@ -18,9 +18,16 @@ print(json.dumps([bool(module.grade_answer_verl("\\\\boxed{" + answer + "}", lab
 
 
 def test_slimes_grader_says_what_the_list_says(slime: Slime) -> None:
-    command = [str(slime.python), "-c", GRADE, str(slime.path / "slime" / "rollout" / "rm_hub" / "math_utils.py")]
+    command = [
+        str(slime.python),
+        "-c",
+        GRADE,
+        str(slime.path / "slime" / "rollout" / "rm_hub" / "math_utils.py"),
+    ]
     pairs = json.dumps([row[:2] for row in ANSWERS])
-    done = subprocess.run(command, input=pairs, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, input=pairs, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     verdicts = json.loads(done.stdout)
     wrong = [row for row, verdict in zip(ANSWERS, verdicts, strict=True) if row[3] is not verdict]

@@ -1,4 +1,5 @@
-"""Corrections for turns of older weights, inside slime's own train.py: DIS with two critic passes, and slime's TIS."""
+"""Corrections for turns of older weights, inside slime's own train.py: DIS with two critic passes,
+and slime's TIS."""
 
 from collections.abc import Callable
 
@@ -30,7 +31,10 @@ def test_dis_trains_inside_slime_and_reports_what_it_masks(dis: Run) -> None:
     effective = dis.logged("train/dis_ess")
     assert len(effective) == ROLLOUTS * 2, "two optimizer steps per rollout"
     assert all(0.5 < value <= 1.0 + 1e-4 for value in effective)
-    masked = [sum(values) for values in zip(*(dis.logged(f"train/dis_masked_{side}") for side in SIDES), strict=True)]
+    masked = [
+        sum(values)
+        for values in zip(*(dis.logged(f"train/dis_masked_{side}") for side in SIDES), strict=True)
+    ]
     assert masked == pytest.approx(dis.logged("train/pg_clipfrac"), abs=1e-6)
 
 
@@ -58,13 +62,20 @@ def test_dis_masks_exactly_the_tokens_whose_recorded_log_probs_are_wrong(
 ) -> None:
     """PPO is the counter-test: it trains on some of these tokens."""
     one_step = ("--num-rollout", "1", "--num-critic-only-steps", "0", "--global-batch-size", "16")
-    converter = ("--custom-convert-samples-to-train-data-path", "tests.slime.cpu.altered_log_probs.convert")
-    run = make_run(f"altered-{loss}", *engine_flags(engine), *one_step, *DIS, *converter, policy_loss=loss)
+    converter = (
+        "--custom-convert-samples-to-train-data-path",
+        "tests.slime.cpu.altered_log_probs.convert",
+    )
+    run = make_run(
+        f"altered-{loss}", *engine_flags(engine), *one_step, *DIS, *converter, policy_loss=loss
+    )
     run.train()
     (record,) = run.records("actor", 0)
     reached = {True: 0, False: 0}
     masked = 0.0
-    for batch, numbers in zip(record["batches"], record["data"]["micro_batch_indices"], strict=True):
+    for batch, numbers in zip(
+        record["batches"], record["data"]["micro_batch_indices"], strict=True
+    ):
         start = 0
         weights = batch["weights"].split(batch["response_lengths"])
         for tokens, number, weight in zip(batch["tokens"], numbers, weights, strict=True):

@@ -1,4 +1,5 @@
-"""Whole episodes inside slime's own rollout loops: over-sampling, abort, partial rollout, filters, and fully async."""
+"""Whole episodes inside slime's own rollout loops: over-sampling, abort, partial rollout, filters,
+and fully async."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,12 +28,23 @@ def episodes(run: Run, rollout: int) -> dict[int, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def partial(make_run: Callable[..., Run], engine: EngineServer) -> Run:
-    """Twice as many episodes as wanted are begun; what is left when the batch is full is aborted and comes back."""
+    """Twice as many episodes as wanted are begun; what is left when the batch is full is aborted
+    and comes back."""
     run = make_run(
         "partial",
         *engine_flags(engine),
-        *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout", *GENERATE, *EPISODES),
-        *("--over-sampling-batch-size", "12", "--partial-rollout", "--mask-offpolicy-in-partial-rollout"),
+        *(
+            "--rollout-function-path",
+            "slime.rollout.sglang_rollout.generate_rollout",
+            *GENERATE,
+            *EPISODES,
+        ),
+        *(
+            "--over-sampling-batch-size",
+            "12",
+            "--partial-rollout",
+            "--mask-offpolicy-in-partial-rollout",
+        ),
         *("--num-rollout", "3", "--eval-interval", "3", "--eval-prompt-data", "held-out", "unused"),
         *("--eval-function-path", "rollout.fixed_turn.generate_rollout", "--save-interval", "5"),
         n_env=2,
@@ -44,7 +56,10 @@ def partial(make_run: Callable[..., Run], engine: EngineServer) -> Run:
 
 def test_aborted_episodes_go_on_under_the_new_weights(partial: Run) -> None:
     mixed = [
-        turns for rollout in (1, 2) for turns in episodes(partial, rollout).values() if len(versions_of(turns)) > 1
+        turns
+        for rollout in (1, 2)
+        for turns in episodes(partial, rollout).values()
+        if len(versions_of(turns)) > 1
     ]
     assert mixed, "no episode was aborted and continued"
     for turns in mixed:
@@ -53,7 +68,9 @@ def test_aborted_episodes_go_on_under_the_new_weights(partial: Run) -> None:
 
 
 def versions_of(turns: list[dict[str, Any]]) -> list[int]:
-    return list(dict.fromkeys(int(version) for turn in turns for version in turn["weight_versions"]))
+    return list(
+        dict.fromkeys(int(version) for turn in turns for version in turn["weight_versions"])
+    )
 
 
 def test_turns_from_before_the_update_are_masked_and_later_ones_are_not(partial: Run) -> None:
@@ -66,7 +83,9 @@ def test_turns_from_before_the_update_are_masked_and_later_ones_are_not(partial:
 
 def test_no_turn_is_played_twice_and_none_is_lost(partial: Run) -> None:
     played = [
-        (s["metadata"]["episode_id"], s["metadata"]["round_number"]) for r in range(3) for s in partial.samples(r)
+        (s["metadata"]["episode_id"], s["metadata"]["round_number"])
+        for r in range(3)
+        for s in partial.samples(r)
     ]
     assert len(set(played)) == len(played)
     told = {(seed, turn) for seed, turn, _ in partial.payments() if seed < 1_000_000_000}
@@ -75,19 +94,31 @@ def test_no_turn_is_played_twice_and_none_is_lost(partial: Run) -> None:
 
 
 @pytest.mark.parametrize("rollout", range(3))
-def test_advantages_of_whole_episodes_equal_what_was_paid(partial: Run, rollout: int, tokenizer: Any) -> None:
+def test_advantages_of_whole_episodes_equal_what_was_paid(
+    partial: Run, rollout: int, tokenizer: Any
+) -> None:
     for role in ("actor", "critic"):
         assert_trained_as_paid(partial, role, rollout, tokenizer)
 
 
 @pytest.fixture(scope="module")
 def groups(make_run: Callable[..., Run], engine: EngineServer) -> Run:
-    """GRPO without a critic: slime's converter, filter and group normalisation over one sample an episode."""
+    """GRPO without a critic: slime's converter, filter and group normalisation over one sample an
+    episode."""
     run = make_run(
         "groups",
         *engine_flags(engine),
         *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout", *GENERATE),
-        *("--rollout-batch-size", "4", "--n-samples-per-prompt", "2", "--global-batch-size", "8", "--num-rollout", "2"),
+        *(
+            "--rollout-batch-size",
+            "4",
+            "--n-samples-per-prompt",
+            "2",
+            "--global-batch-size",
+            "8",
+            "--num-rollout",
+            "2",
+        ),
         *("--dynamic-sampling-filter-path", f"{FILTERS}.check_reward_nonzero_std"),
         *("--over-sampling-batch-size", "6", "--advantage-estimator", "grpo"),
         history="full",
@@ -114,18 +145,25 @@ def test_slimes_filter_and_group_estimator_work_on_whole_episodes(groups: Run) -
 
 @pytest.fixture(scope="module")
 def asynchronous(make_run: Callable[..., Run], engine: EngineServer) -> Run:
-    """slime's fully async rollout: a thread and an event loop of its own keep playing across updates."""
+    """slime's fully async rollout: a thread and an event loop of its own keep playing across
+    updates."""
     run = make_run(
         "asynchronous",
         *engine_flags(engine),
-        *("--rollout-function-path", "slime.rollout.fully_async_rollout.generate_rollout_fully_async", *GENERATE),
+        *(
+            "--rollout-function-path",
+            "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+            *GENERATE,
+        ),
         *(*EPISODES, "--num-rollout", "3", "--sglang-server-concurrency", "8"),
     )
     run.train()
     return run
 
 
-def test_fully_async_batches_are_whole_and_trained_on_exactly(asynchronous: Run, tokenizer: Any) -> None:
+def test_fully_async_batches_are_whole_and_trained_on_exactly(
+    asynchronous: Run, tokenizer: Any
+) -> None:
     played = []
     for rollout in range(3):
         samples = asynchronous.samples(rollout)

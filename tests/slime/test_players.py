@@ -1,4 +1,5 @@
-"""slime's own train.py with `rollout_processes: 2`: two Ray actors play, and slime's process keeps the batch."""
+"""slime's own train.py with `rollout_processes: 2`: two Ray actors play, and slime's process keeps
+the batch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -44,5 +45,8 @@ def test_two_processes_played_and_no_turn_is_missing_or_twice(run: Run) -> None:
     for rollout in range(ROLLOUTS):
         turns = [sample for sample in run.samples(rollout) if sample["metadata"]["kind"] == "turn"]
         assert len(turns) == 16
-        played += [(sample["metadata"]["episode_id"], sample["metadata"]["round_number"]) for sample in turns]
+        played += [
+            (sample["metadata"]["episode_id"], sample["metadata"]["round_number"])
+            for sample in turns
+        ]
     assert len(set(played)) == len(played)

@@ -1,4 +1,5 @@
-"""Killed and started again: the run goes on with the same episodes, turns and weights as if nothing had happened."""
+"""Killed and started again: the run goes on with the same episodes, turns and weights as if nothing
+had happened."""
 
 import shutil
 import subprocess
@@ -43,14 +44,20 @@ def script_arguments(run: Run) -> list[str]:
 
 def critic_only_steps(run: Run) -> int:
     flags = list(run.flags)
-    return int(flags[flags.index("--num-critic-only-steps") + 1]) if "--num-critic-only-steps" in flags else 0
+    return (
+        int(flags[flags.index("--num-critic-only-steps") + 1])
+        if "--num-critic-only-steps" in flags
+        else 0
+    )
 
 
 @pytest.fixture(scope="module")
 def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[Run, Run]]:
-    """The same experiment twice: straight through, and killed in the warm-up, within a save, and in PPO.
+    """The same experiment twice: straight through, and killed in the warm-up, within a save, and in
+    PPO.
 
-    `per_env`, because with a global quota the engine's speed decides which slot plays the batch's last turns.
+    `per_env`, because with a global quota the engine's speed decides which slot plays the batch's
+    last turns.
     """
     flags = (
         *engine_flags(engine),
@@ -83,17 +90,25 @@ def lose_critic(run: Run, step: int) -> None:
 
 
 def complete(run: Run, step: int) -> bool:
-    """Whether models and rollout state of this step are on the disk; in the warm-up, only the critic's model is."""
+    """Whether models and rollout state of this step are on the disk; in the warm-up, only the
+    critic's model is."""
     roles = ("critic",) if step < WARMUP["w_epoch"] + WARMUP["w_iter"] else ("actor", "critic")
     saved = [run.work / role / "latest_checkpointed_iteration.txt" for role in roles]
-    return state_of(run, step).exists() and all(p.exists() and int(p.read_text() or -1) >= step for p in saved)
+    return state_of(run, step).exists() and all(
+        p.exists() and int(p.read_text() or -1) >= step for p in saved
+    )
 
 
 def state_of(run: Run, step: int) -> Path:
     return run.work / "actor" / "rollout" / f"slime_verlog_{step}.pt"
 
 
-def wait_for(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool], timeout_s: float = 600) -> None:
+def wait_for(
+    run: Run,
+    process: subprocess.Popen[bytes],
+    condition: Callable[[], bool],
+    timeout_s: float = 600,
+) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert process.poll() is None, f"the run ended too early:\n{run.tail()}"
@@ -110,20 +125,33 @@ def test_the_same_turns_are_played_as_without_the_kill(runs: tuple[Run, Run], ro
 def story(sample: dict[str, Any]) -> tuple[Any, ...]:
     facts = sample["metadata"]
     group = sample.get("rollout_id", sample.get("group_id"))
-    return facts["episode_id"], facts["round_number"], facts["kind"], group, sample["tokens"], sample["reward"]
+    return (
+        facts["episode_id"],
+        facts["round_number"],
+        facts["kind"],
+        group,
+        sample["tokens"],
+        sample["reward"],
+    )
 
 
 @pytest.mark.parametrize("rollout", range(1, ROLLOUTS))
-def test_the_critic_goes_on_with_the_same_weights_and_targets(runs: tuple[Run, Run], rollout: int) -> None:
+def test_the_critic_goes_on_with_the_same_weights_and_targets(
+    runs: tuple[Run, Run], rollout: int
+) -> None:
     straight, killed = (run.records("critic", rollout)[0]["data"] for run in runs)
     for name in ("values", "returns", "advantages"):
-        torch.testing.assert_close(torch.cat(killed[name]), torch.cat(straight[name]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            torch.cat(killed[name]), torch.cat(straight[name]), rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.parametrize("rollout", (2, 3))
 def test_the_actor_goes_on_with_the_same_weights(runs: tuple[Run, Run], rollout: int) -> None:
     straight, killed = (run.records("actor", rollout)[0]["data"] for run in runs)
-    torch.testing.assert_close(torch.cat(killed["log_probs"]), torch.cat(straight["log_probs"]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.cat(killed["log_probs"]), torch.cat(straight["log_probs"]), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:
@@ -134,7 +162,8 @@ def test_no_episode_was_lost_at_either_resume(runs: tuple[Run, Run]) -> None:
 def test_a_kill_within_the_very_first_save_starts_the_same_run_from_its_beginning(
     make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    """Without a warm-up: the actor has learned from the first batch, its critic is lost, so neither may go on."""
+    """Without a warm-up: the actor has learned from the first batch, its critic is lost, so neither
+    may go on."""
     flags = (*engine_flags(engine), "--sglang-enable-deterministic-inference", "--num-rollout", "1")
     run = make_run("first", *flags, turn_quota="per_env")
     run.train(script_arguments(run))

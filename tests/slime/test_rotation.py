@@ -1,4 +1,5 @@
-"""What a run leaves on disk: both roles' last common steps, TensorBoard events, and a model that others can load."""
+"""What a run leaves on disk: both roles' last common steps, TensorBoard events, and a model that
+others can load."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,14 +41,20 @@ def test_both_roles_and_the_rollout_keep_their_last_two_steps(run: Run) -> None:
     ]
 
 
-def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(run: Run, tmp_path: Path) -> None:
+def test_a_checkpoint_becomes_a_hugging_face_folder_with_the_trained_weights(
+    run: Run, tmp_path: Path
+) -> None:
     image = Machine(tmp_path, run.slime.path)
     path = f"{IMPORTS}:{REPO}:$PYTHONPATH"
-    image.install("python3", f'export PYTHONPATH={path} SLIME_CPU_WORK=$HOME\nexec {run.slime.python} "$@"')
+    image.install(
+        "python3", f'export PYTHONPATH={path} SLIME_CPU_WORK=$HOME\nexec {run.slime.python} "$@"'
+    )
     done = image.run("export_model.sh", str(run.work), str(run.model))
     assert done.returncode == 0, done.stderr[-3000:]
     folder = Path(done.stdout.splitlines()[-1].removeprefix("ready: "))
-    trained, initial = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, run.model))
+    trained, initial = (
+        AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (folder, run.model)
+    )
     assert trained.keys() == initial.keys()
     moved = [name for name in trained if not torch.equal(trained[name], initial[name])]
     assert moved, "training changed nothing"

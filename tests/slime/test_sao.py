@@ -1,4 +1,5 @@
-"""`preset: sao` inside slime's own train.py: lambdas, frozen attention, values, staleness, and a resume."""
+"""`preset: sao` inside slime's own train.py: lambdas, frozen attention, values, staleness, and a
+resume."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +44,11 @@ def parameters(folder: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
     """The model's weights in a Megatron checkpoint, without the optimizer's."""
     dcp_to_torch_save(folder, tmp_path / "flat.pt")
     state = torch.load(tmp_path / "flat.pt", weights_only=False)
-    return {k: v for k, v in state.items() if isinstance(v, torch.Tensor) and k.startswith(("decoder", "embedding"))}
+    return {
+        k: v
+        for k, v in state.items()
+        if isinstance(v, torch.Tensor) and k.startswith(("decoder", "embedding"))
+    }
 
 
 def moved(old: dict[str, torch.Tensor], new: dict[str, torch.Tensor]) -> set[str]:
@@ -57,7 +62,9 @@ def test_the_critics_attention_stays_bit_identical_over_three_rollouts_and_every
     start = parameters(Path(run.reference) / "release", tmp_path)
     critic = moved(start, parameters(run.work / "critic" / "iter_0000002", tmp_path))
     actor = moved(start, parameters(run.work / "actor" / "iter_0000002", tmp_path))
-    attention = {name for name in start if "self_attention.linear" in name and "layer_norm" not in name}
+    attention = {
+        name for name in start if "self_attention.linear" in name and "layer_norm" not in name
+    }
     assert attention and critic == set(start) - attention
     assert actor == set(start)
     assert "the critic does not train" in run.log.read_text(errors="replace")
@@ -70,10 +77,17 @@ def test_the_critics_targets_are_discounted_returns_and_the_actors_lambda_follow
     items = trained(run, "critic", rollout)
     paid = payments_of(items, run.payments(), tokenizer)
     ones = {"lambda_step": 1.0, "lambda_token": 1.0}
-    assert largest_difference(items, "returns", critic_targets(items, expected_advantages(items, paid, **ones))) < 2e-5
+    assert (
+        largest_difference(
+            items, "returns", critic_targets(items, expected_advantages(items, paid, **ones))
+        )
+        < 2e-5
+    )
     items = trained(run, "actor", rollout)
     adaptive = {"lambda_step": 1.0, "lambda_token": lambda n: max(0.0, 1 - 1 / (1.5 * n))}
-    assert largest_difference(items, "advantages", expected_advantages(items, paid, **adaptive)) < 2e-5
+    assert (
+        largest_difference(items, "advantages", expected_advantages(items, paid, **adaptive)) < 2e-5
+    )
     assert largest_difference(items, "advantages", expected_advantages(items, paid, **ones)) > 1e-3
 
 
@@ -91,10 +105,20 @@ def test_the_actor_gets_the_critics_values_from_before_or_after_its_update(
     run: Run, make_run: Callable[..., Run], engine: EngineServer, when: str
 ) -> None:
     if when == "after":
-        run = make_run("after", *engine_flags(engine), *FLAGS, "--num-rollout", "1", preset="sao", actor_values="after")
+        run = make_run(
+            "after",
+            *engine_flags(engine),
+            *FLAGS,
+            "--num-rollout",
+            "1",
+            preset="sao",
+            actor_values="after",
+        )
         run.train(script_arguments(run))
     pairs = zip(trained(run, "critic", 0), trained(run, "actor", 0), strict=True)
-    gap = max(float((critic.row["values"] - actor.row["values"]).abs().max()) for critic, actor in pairs)
+    gap = max(
+        float((critic.row["values"] - actor.row["values"]).abs().max()) for critic, actor in pairs
+    )
     assert (gap == 0) == (when == "before")
 
 

@@ -1,4 +1,5 @@
-"""slime's train.py with a real SGLang behind slime's own router: turns, log-probs, versions and targets."""
+"""slime's train.py with a real SGLang behind slime's own router: turns, log-probs, versions and
+targets."""
 
 import os
 import signal
@@ -26,15 +27,31 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
     folder = os.environ.get("SLIME_VERLOG_SGLANG")
     if not folder:
         pytest.skip(
-            "set SLIME_VERLOG_SGLANG to the virtual environment that tests/slime/cpu/install_sglang.sh makes, to run "
-            "against a real SGLang"
+            "set SLIME_VERLOG_SGLANG to the virtual environment that "
+            "tests/slime/cpu/install_sglang.sh makes, to run against a real SGLang"
         )
     port = free_port()
     command = [
         *(f"{folder}/bin/python", str(LAUNCHER), "--model-path", str(model)),
         *("--host", "127.0.0.1", "--port", str(port)),
-        *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32", "--grammar-backend", "none"),
-        *("--max-total-tokens", "16384", "--max-running-requests", "16", "--sleep-on-idle", "--skip-server-warmup"),
+        *(
+            "--device",
+            "cpu",
+            "--attention-backend",
+            "torch_native",
+            "--dtype",
+            "float32",
+            "--grammar-backend",
+            "none",
+        ),
+        *(
+            "--max-total-tokens",
+            "16384",
+            "--max-running-requests",
+            "16",
+            "--sleep-on-idle",
+            "--skip-server-warmup",
+        ),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with open(ground / "sglang.log", "wb") as log:
@@ -49,7 +66,9 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
         server.wait(30)
 
 
-def wait_until_healthy(server: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float = 300) -> None:
+def wait_until_healthy(
+    server: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float = 300
+) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:
@@ -76,7 +95,9 @@ def run(sglang: int, make_run: Callable[..., Run], ground: Path) -> Run:
 
 
 @pytest.mark.parametrize("rollout", [1, 2])
-def test_what_megatron_trained_on_is_what_sglangs_answers_were_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+def test_what_megatron_trained_on_is_what_sglangs_answers_were_paid(
+    run: Run, rollout: int, tokenizer: Any
+) -> None:
     for role in ("actor", "critic"):
         assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)
 
@@ -89,7 +110,11 @@ def test_weights_were_updated_and_prefixes_cached(run: Run) -> None:
     versions = [{v for s in run.samples(r) for v in s["weight_versions"]} for r in range(3)]
     assert [len(found) for found in versions] == [1, 1, 1]
     assert versions[1] != versions[2]
-    cached = [s["prefix_cache_info"]["cached_tokens"] for s in run.samples(2) if s["metadata"]["kind"] == "turn"]
+    cached = [
+        s["prefix_cache_info"]["cached_tokens"]
+        for s in run.samples(2)
+        if s["metadata"]["kind"] == "turn"
+    ]
     assert sum(cached) > 0
 
 

@@ -41,22 +41,34 @@ async def test_a_response_goes_on_with_the_new_weights_and_has_the_log_probs_of_
                 return answer.status
 
         asked = [asyncio.create_task(client.generate(Prompt(ids), params)) for ids in prompts]
-        await client.generate(Prompt(prompts[0]), {**params, "max_new_tokens": 5})  # ends while the others are written
+        await client.generate(
+            Prompt(prompts[0]), {**params, "max_new_tokens": 5}
+        )  # ends while the others are written
         assert await post("/pause_generation", mode="retract") == 200
         while await post("/flush_cache") != 200:
             await asyncio.sleep(0.1)
-        assert await post("/update_weights_from_disk", model_path=str(tmp_path), weight_version="7") == 200
+        assert (
+            await post("/update_weights_from_disk", model_path=str(tmp_path), weight_version="7")
+            == 200
+        )
         assert await post("/continue_generation") == 200
         answers = await asyncio.gather(*asked)
-        assert await post("/update_weights_from_disk", model_path=str(model), weight_version="8") == 200
+        assert (
+            await post("/update_weights_from_disk", model_path=str(model), weight_version="8")
+            == 200
+        )
     await client.close()
     mixed = 0
     for ids, answer in zip(prompts, answers, strict=True):
         output = list(answer.token_ids)
-        assert len(output) == TOKENS == answer.version_ends[-1] and answer.weight_versions[-1] == "7"
+        assert (
+            len(output) == TOKENS == answer.version_ends[-1] and answer.weight_versions[-1] == "7"
+        )
         mixed += len(answer.weight_versions) == 2
         start = 0
-        for weights, end in zip((old, new)[-len(answer.weight_versions) :], answer.version_ends, strict=True):
+        for weights, end in zip(
+            (old, new)[-len(answer.weight_versions) :], answer.version_ends, strict=True
+        ):
             expected = log_probs(weights, ids, output)[start:end]
             difference = (torch.tensor(list(answer.log_probs))[start:end] - expected).abs().max()
             assert difference < 2e-3, (start, end, difference)

@@ -1,4 +1,5 @@
-"""A model whose output layer is its embedding (Qwen2.5-3B, which run_babyai.sh trains), as actor and as critic."""
+"""A model whose output layer is its embedding (Qwen2.5-3B, which run_babyai.sh trains), as actor
+and as critic."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,10 +32,17 @@ def tied_engine(tied: Path) -> Iterator[EngineServer]:
 
 @pytest.fixture(scope="module")
 def run(slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Run:
-    """Rollout 0 trains the critic alone. Both roles start from the tied checkpoint, whose critic has no head yet."""
+    """Rollout 0 trains the critic alone. Both roles start from the tied checkpoint, whose critic
+    has no head yet."""
     work = ground / "tied"
     reference = convert_checkpoint(slime, work / "conversion", tied)
-    counts = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "1", "--normalize-advantages")
+    counts = (
+        "--num-rollout",
+        str(ROLLOUTS),
+        "--num-critic-only-steps",
+        "1",
+        "--normalize-advantages",
+    )
     critic = roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {})
     flags = [*BATCH_FLAGS, *engine_flags(tied_engine), *counts, *critic]
     experiment = Run(slime, work, tied, reference, ledger_settings(work), flags, 2)
@@ -43,17 +51,24 @@ def run(slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Ru
 
 
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
-def test_advantages_and_value_targets_are_those_of_what_was_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+def test_advantages_and_value_targets_are_those_of_what_was_paid(
+    run: Run, rollout: int, tokenizer: Any
+) -> None:
     for role in ("critic", "actor")[: 1 + bool(rollout)]:
         assert_trained_as_paid(run, role, rollout, tokenizer, whitens=True)
 
 
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
 def test_the_critic_has_a_head_of_its_own_which_is_trained(run: Run, rollout: int) -> None:
-    """One value per token, where a tied output layer would give one number for each word of the vocabulary."""
+    """One value per token, where a tied output layer would give one number for each word of the
+    vocabulary."""
     for item in trained(run, "critic", rollout):
         assert item.row["values"].shape == item.row["returns"].shape == item.row["loss_masks"].shape
-    gradients = [batch["gradient"] for record in run.records("critic", rollout) for batch in record["batches"]]
+    gradients = [
+        batch["gradient"]
+        for record in run.records("critic", rollout)
+        for batch in record["batches"]
+    ]
     assert any(bool(gradient.any()) for gradient in gradients)
 
 

@@ -20,8 +20,18 @@ CHECKOUTS = slime_checkouts()
 def play(folder: Path, checkout: Path, switch: str) -> list[str]:
     """Play inside slime; the names of the tracing modules that were imported."""
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fixtures.traced_rollout", str(folder), switch]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "tests.fixtures.traced_rollout",
+        str(folder),
+        switch,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.split()
 
@@ -34,12 +44,20 @@ def timeline(checkout: Path, dump: Path) -> list[list[dict[str, Any]]]:
     viewer = sys.modules["trace_timeline_viewer"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(viewer)
     rows = viewer._build_cache_data(dump)["rows"]
-    assert all(item["type"] == "span" and item["state"] == "closed_span" for row in rows for item in row["items"])
+    assert all(
+        item["type"] == "span" and item["state"] == "closed_span"
+        for row in rows
+        for item in row["items"]
+    )
     return [row["items"] for row in rows]
 
 
-@pytest.mark.parametrize("checkout", CHECKOUTS or [None], ids=lambda path: path.name if path else "slime")
-def test_every_turn_shows_engine_environment_tools_and_judge(checkout: Path | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "checkout", CHECKOUTS or [None], ids=lambda path: path.name if path else "slime"
+)
+def test_every_turn_shows_engine_environment_tools_and_judge(
+    checkout: Path | None, tmp_path: Path
+) -> None:
     if checkout is None:
         pytest.skip("set SLIME_PATH to a slime checkout to read traces with its viewer")
     play(tmp_path, checkout, "on")
@@ -49,7 +67,12 @@ def test_every_turn_shows_engine_environment_tools_and_judge(checkout: Path | No
         spans = {item["name"]: item for item in items}
         tool = {"tool add"} if number % 2 == 0 else set()
         assert spans.keys() == {"turn", "engine", "environment", "judge"} | tool
-        parents = {"engine": "turn", "environment": "turn", "judge": "environment", "tool add": "environment"}
+        parents = {
+            "engine": "turn",
+            "environment": "turn",
+            "judge": "environment",
+            "tool add": "environment",
+        }
         for name, item in spans.items():
             assert item["parent_span_name"] == parents.get(name)
             outer = spans[parents.get(name, name)]
@@ -60,7 +83,9 @@ def test_every_turn_shows_engine_environment_tools_and_judge(checkout: Path | No
     assert [item["name"] for item in episode].count("turn") == 2
 
 
-@pytest.mark.skipif(not CHECKOUTS, reason="set SLIME_PATH to a slime checkout to see what it imports")
+@pytest.mark.skipif(
+    not CHECKOUTS, reason="set SLIME_PATH to a slime checkout to see what it imports"
+)
 def test_without_the_flag_nothing_is_traced_and_nothing_imported(tmp_path: Path) -> None:
     assert play(tmp_path, CHECKOUTS[0], "off") == []
     samples = torch.load(tmp_path / "turns.pt", weights_only=False)["samples"]

@@ -1,4 +1,5 @@
-"""slime's own train.py, unchanged: critic warm-up, PPO steps, evaluation and weight updates over two ranks.
+"""slime's own train.py, unchanged: critic warm-up, PPO steps, evaluation and weight updates over
+two ranks.
 
 One run, looked at from many sides: what the environments paid against what Megatron trained on.
 """
@@ -34,13 +35,22 @@ KL_COEF = 0.05
 
 @pytest.fixture(scope="module")
 def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
-    """Rollout 0 is collected and kept, rollout 1 drawn from it, then the actor trains in rollouts 2 and 3."""
+    """Rollout 0 is collected and kept, rollout 1 drawn from it, then the actor trains in rollouts 2
+    and 3."""
     work = ground / "loop"
     experiment = make_run(
         "loop",
         *engine_flags(engine),
         *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "2", "--normalize-advantages"),
-        *("--kl-coef", str(KL_COEF), "--eval-interval", "4", "--eval-prompt-data", "held-out", "unused"),
+        *(
+            "--kl-coef",
+            str(KL_COEF),
+            "--eval-interval",
+            "4",
+            "--eval-prompt-data",
+            "held-out",
+            "unused",
+        ),
         *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
         *("--max-tokens-per-gpu", "8"),  # each sample fills a micro-batch
         gpus=2,
@@ -55,14 +65,18 @@ def trained(run: Run, role: str, rollout: int) -> list[Trained]:
 
 
 @pytest.mark.parametrize("rollout", [2, 3])
-def test_the_actors_advantages_are_those_of_what_the_environments_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+def test_the_actors_advantages_are_those_of_what_the_environments_paid(
+    run: Run, rollout: int, tokenizer: Any
+) -> None:
     items = trained(run, "actor", rollout)
     paid = payments_of(items, run.payments(), tokenizer)
     expected = whitened(expected_advantages(items, paid, KL_COEF))
     assert largest_difference(items, "advantages", expected) < 2e-5
 
 
-def test_kl_from_the_reference_reaches_the_advantages_once_the_actor_has_moved(run: Run, tokenizer: Any) -> None:
+def test_kl_from_the_reference_reaches_the_advantages_once_the_actor_has_moved(
+    run: Run, tokenizer: Any
+) -> None:
     items = trained(run, "actor", 3)
     paid = payments_of(items, run.payments(), tokenizer)
     assert max(float(item.row["kl"].abs().max()) for item in items) > 0.01
@@ -71,24 +85,39 @@ def test_kl_from_the_reference_reaches_the_advantages_once_the_actor_has_moved(r
 
 
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
-def test_the_critics_targets_are_those_of_what_the_environments_paid(run: Run, rollout: int, tokenizer: Any) -> None:
+def test_the_critics_targets_are_those_of_what_the_environments_paid(
+    run: Run, rollout: int, tokenizer: Any
+) -> None:
     items = trained(run, "critic", rollout)
     paid = payments_of(items, run.payments(), tokenizer)
     targets = critic_targets(items, expected_advantages(items, paid))
     assert largest_difference(items, "returns", targets) < 2e-5
 
 
-@pytest.mark.parametrize(("role", "rollout"), [("critic", 0), ("critic", 1), ("critic", 3), ("actor", 2), ("actor", 3)])
-def test_only_positions_that_predict_a_trained_token_get_gradient(run: Run, role: str, rollout: int) -> None:
-    """A turn may be without gradient (both losses clip); prompts, padding and bootstrap samples must be."""
+@pytest.mark.parametrize(
+    ("role", "rollout"), [("critic", 0), ("critic", 1), ("critic", 3), ("actor", 2), ("actor", 3)]
+)
+def test_only_positions_that_predict_a_trained_token_get_gradient(
+    run: Run, role: str, rollout: int
+) -> None:
+    """A turn may be without gradient (both losses clip); prompts, padding and bootstrap samples
+    must be."""
     reached = boots = 0
     for record in run.records(role, rollout):
         masks = record["data"]["loss_masks"]
-        for batch, numbers in zip(record["batches"], record["data"]["micro_batch_indices"], strict=True):
+        for batch, numbers in zip(
+            record["batches"], record["data"]["micro_batch_indices"], strict=True
+        ):
             start = 0
             for tokens, number in zip(batch["tokens"], numbers, strict=True):
                 gradient = batch["gradient"][start : start + len(tokens)]
-                predicts = torch.cat([torch.zeros(len(tokens) - len(masks[number]) - 1), masks[number], torch.zeros(1)])
+                predicts = torch.cat(
+                    [
+                        torch.zeros(len(tokens) - len(masks[number]) - 1),
+                        masks[number],
+                        torch.zeros(1),
+                    ]
+                )
                 assert not gradient[predicts == 0].any()
                 reached += bool(gradient.any())
                 is_padding = record["data"]["sample_indices"][number] == PADDING_INDEX
@@ -105,9 +134,17 @@ def test_the_first_token_of_each_turn_weighs_three_times_in_the_value_loss_alone
     for role, first in (("critic", 3.0), ("actor", 1.0)):
         record = run.records(role, 3)[0]
         masks = record["data"]["loss_masks"]
-        for batch, numbers in zip(record["batches"], record["data"]["micro_batch_indices"], strict=True):
-            for weights, number in zip(batch["weights"].split(batch["response_lengths"]), numbers, strict=True):
-                wanted = torch.tensor([first] + [1.0] * (len(weights) - 1)) * masks[number] / len(weights)
+        for batch, numbers in zip(
+            record["batches"], record["data"]["micro_batch_indices"], strict=True
+        ):
+            for weights, number in zip(
+                batch["weights"].split(batch["response_lengths"]), numbers, strict=True
+            ):
+                wanted = (
+                    torch.tensor([first] + [1.0] * (len(weights) - 1))
+                    * masks[number]
+                    / len(weights)
+                )
                 torch.testing.assert_close(weights, wanted)
 
 
@@ -126,8 +163,12 @@ def test_turns_and_groups_add_up(run: Run, rollout: int) -> None:
     assert (len(run.records("actor", rollout)) == 2) == (rollout >= 2)
 
 
-@pytest.mark.parametrize(("role", "rollout"), [("critic", 0), ("critic", 1), ("actor", 2), ("actor", 3)])
-def test_the_ranks_share_every_step_whatever_the_number_of_bootstrap_samples(run: Run, role: str, rollout: int) -> None:
+@pytest.mark.parametrize(
+    ("role", "rollout"), [("critic", 0), ("critic", 1), ("actor", 2), ("actor", 3)]
+)
+def test_the_ranks_share_every_step_whatever_the_number_of_bootstrap_samples(
+    run: Run, role: str, rollout: int
+) -> None:
     records = [record["data"] for record in run.records(role, rollout)]
     first, second = (data["num_microbatches"] for data in records)
     assert first == second
@@ -136,7 +177,9 @@ def test_the_ranks_share_every_step_whatever_the_number_of_bootstrap_samples(run
     assert len(indices) - indices.count(PADDING_INDEX) == len(run.samples(rollout))
     if role == "actor":
         lengths = [sample["response_length"] for sample in run.samples(rollout)]
-        assert run.logged("rollout/response_lengths")[rollout - 2] == pytest.approx(sum(lengths) / len(lengths))
+        assert run.logged("rollout/response_lengths")[rollout - 2] == pytest.approx(
+            sum(lengths) / len(lengths)
+        )
 
 
 def group(sample: dict[str, Any]) -> int:
@@ -155,9 +198,15 @@ def test_both_ranks_share_episodes(run: Run) -> None:
 
 
 def test_the_drawn_batch_repeats_kept_turns_with_the_values_of_the_moment(run: Run) -> None:
-    kept = {(s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"])) for s in run.samples(0)}
+    kept = {
+        (s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"]))
+        for s in run.samples(0)
+    }
     drawn = [s for s in run.samples(1) if s["metadata"]["kind"] == "turn"]
-    assert all((s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"])) in kept for s in drawn)
+    assert all(
+        (s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"])) in kept
+        for s in drawn
+    )
     before = {tuple(i.sample["tokens"]): i.row["values"] for i in trained(run, "critic", 0)}
     moved = [
         not torch.equal(before[tuple(i.sample["tokens"])], i.row["values"])
@@ -176,12 +225,19 @@ def test_held_out_episodes_are_scored_by_what_they_were_paid(run: Run, tokenizer
             told[line["seed"]] = told.get(line["seed"], 0.0) + line["reward"]
     # The second evaluation, after the last update, played the same seeds again.
     later = {s["metadata"]["seed"]: s["reward"] for s in run.samples("eval_3")}
-    assert {s["metadata"]["seed"]: s["reward"] + later[s["metadata"]["seed"]] for s in samples} == told
+    assert {
+        s["metadata"]["seed"]: s["reward"] + later[s["metadata"]["seed"]] for s in samples
+    } == told
 
 
 def test_turn_metrics_reach_slimes_log(run: Run) -> None:
     log = run.log.read_text(errors="replace")
     line = next(line for line in log.splitlines() if re.search(r"perf 2: \{", line))
-    for key in ("rollout/turns': 16.0", "turn/valid_action_ratio", "turn/reward", "rollout/engine_busy_share"):
+    for key in (
+        "rollout/turns': 16.0",
+        "turn/valid_action_ratio",
+        "turn/reward",
+        "rollout/engine_busy_share",
+    ):
         assert key in line
     assert re.search(r"eval 0: \{.*eval/count/success_se", log)

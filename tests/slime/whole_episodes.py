@@ -1,7 +1,8 @@
 """Batches of whole episodes through slime's own data path (`python -m tests.slime.whole_episodes`).
 
-`rollout.generate.generate` plays the episodes as slime's own loop asks for them; slime's RolloutManager flattens, logs,
-converts and splits them, and its trainer's logger adds them up. slime is the one on PYTHONPATH.
+`rollout.generate.generate` plays the episodes as slime's own loop asks for them; slime's
+RolloutManager flattens, logs, converts and splits them, and its trainer's logger adds them up.
+slime is the one on PYTHONPATH.
 """
 
 import asyncio
@@ -18,8 +19,16 @@ from tests.slime.data_path import Played, serve
 
 EPISODES = 8
 LOGGING = {
-    **{"custom_rollout_log_function_path": "inspection.metrics.log_rollout", "log_reward_category": None},
-    **{"rollout_num_gpus": 1, "wandb_always_use_train_step": False, "use_wandb": False, "use_tensorboard": False},
+    **{
+        "custom_rollout_log_function_path": "inspection.metrics.log_rollout",
+        "log_reward_category": None,
+    },
+    **{
+        "rollout_num_gpus": 1,
+        "wandb_always_use_train_step": False,
+        "use_wandb": False,
+        "use_tensorboard": False,
+    },
     **{"rollout_data_postprocess_path": "advantage.kl_split.log_kl_split", "log_multi_turn": True},
     **{"use_mlflow": False, "dynamic_sampling_filter_path": None},
 }
@@ -29,10 +38,19 @@ class Episodes(Played):
     """A batch of whole episodes of the counting game."""
 
     def __init__(self, port: int, history: str, env: dict[str, Any], **changes: Any) -> None:
-        settings = {"rollout_interaction_env_path": COUNTING, "history": history, **LOGGING, **changes}
+        settings = {
+            "rollout_interaction_env_path": COUNTING,
+            "history": history,
+            **LOGGING,
+            **changes,
+        }
         memory = {"memory": {"kind": "full"}} if history == "full" else {}
         env = {"max_length": 6, **env}
-        sizes = {"rollout_batch_size": EPISODES, "global_batch_size": EPISODES, "turn_quota": "global"}
+        sizes = {
+            "rollout_batch_size": EPISODES,
+            "global_batch_size": EPISODES,
+            "turn_quota": "global",
+        }
         super().__init__(Path(tempfile.mkdtemp()), port, env=env, **sizes, **memory, **settings)
 
     def play(self, args: Any, rollout_id: int, source: Any, evaluation: bool = False) -> Any:
@@ -86,7 +104,8 @@ CASES = (
     ("full", {"time_limit": 3, **BREAKS}, 2),
     ("window", {"raise_at": 0}, EPISODES),
 )
-"""What an episode is a sample of, the environment's options, and the number of episodes that fail."""
+"""What an episode is a sample of, the environment's options, and the number of episodes that
+fail."""
 
 
 def whole_truncated_and_failed_episodes_reach_the_trainers_logger(port: int) -> None:
@@ -98,7 +117,14 @@ def whole_truncated_and_failed_episodes_reach_the_trainers_logger(port: int) -> 
         if not failed:  # the state after a time limit is the end of the episode's sample
             assert 0 < sum(row_of(sample).bootstrap >= 0 for sample in batch.samples) < EPISODES
         data = batch.call("_convert_samples_to_train_data", batch.samples)
-        for key in ("round_number", "rewards", "raw_reward", "truncated", "sample_indices", "response_lengths"):
+        for key in (
+            "round_number",
+            "rewards",
+            "raw_reward",
+            "truncated",
+            "sample_indices",
+            "response_lengths",
+        ):
             assert all(isinstance(value, int | float) for value in data[key]), (key, data[key])
         assert all(isinstance(name, str) for name in data["source_names"])
         assert batch.log_rollout()
@@ -109,13 +135,20 @@ def whole_truncated_and_failed_episodes_reach_the_trainers_logger(port: int) -> 
 
 
 def failed_episodes_under_slimes_own_converter(port: int) -> None:
-    """Without our converter nothing computes from the turn table, as with a group estimator of slime's."""
+    """Without our converter nothing computes from the turn table, as with a group estimator of
+    slime's."""
     batch = Episodes(port, "full", BREAKS)
-    args = {"advantage_estimator": "grpo", "rewards_normalization": True, "grpo_std_normalization": True}
+    args = {
+        "advantage_estimator": "grpo",
+        "rewards_normalization": True,
+        "grpo_std_normalization": True,
+    }
     batch.manager.args = Namespace(**{**vars(batch.args), **args})
     batch.manager.custom_convert_samples_to_train_data_func = None
     batch.manager.custom_reward_post_process_func = None
-    batch.manager._post_process_rewards = lambda samples: batch.call("_post_process_rewards", samples)
+    batch.manager._post_process_rewards = lambda samples: batch.call(
+        "_post_process_rewards", samples
+    )
     assert len(batch.on_the_rank()["round_number"]) == EPISODES
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from openai import OpenAI
 
 SYSTEM = (
-    "Guess the number. First think, then name one number. Write THINK: and your thought, then ACTION: and the number."
+    "Guess the number. First think, then name one number. "
+    "Write THINK: and your thought, then ACTION: and the number."
 )
 GUESSES = 3
 
@@ -28,7 +29,9 @@ def main() -> None:
             model=os.environ["AGENT_MODEL"],
             messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}],
         )
-        numbers = re.findall(r"\d+", (answer.choices[0].message.content or "").rpartition("ACTION:")[2])
+        numbers = re.findall(
+            r"\d+", (answer.choices[0].message.content or "").rpartition("ACTION:")[2]
+        )
         guess = int(numbers[0]) if numbers else 0
         found = guess == secret
         if found:

@@ -1,4 +1,5 @@
-"""Fetches the images that `FROM` names into buildah's layers: from registries, OCI layouts, archives and folders."""
+"""Fetches the images that `FROM` names into buildah's layers: from registries, OCI layouts,
+archives and folders."""
 
 import fnmatch
 import re
@@ -16,7 +17,8 @@ _LOCAL = re.compile(r"(?:oci|oci-archive|docker-archive):([^:]+)(?::.*)?")
 
 
 def full_name(name: str) -> str:
-    """An image's name with its registry and tag, as docker completes it. Beside a digest, a tag means nothing."""
+    """An image's name with its registry and tag, as docker completes it. Beside a digest, a tag
+    means nothing."""
     name = re.sub(r":[^/:@]+@", "@", name)
     first, slash, _ = name.partition("/")
     if not slash or not re.search(r"[.:]|^localhost$", first):
@@ -25,7 +27,8 @@ def full_name(name: str) -> str:
 
 
 def fetch_base(name: str, buildah: Buildah, say: Callable[[str], object]) -> str:
-    """Return the name that the layers have for an image, which is fetched if they lack it; raises ConfigError."""
+    """Return the name that the layers have for an image, which is fetched if they lack it; raises
+    ConfigError."""
     source = find_source(name, buildah.settings)
     known = f"localhost/base:{key_of(source, stamp(source))}"
     if buildah.config(known) is None:
@@ -49,7 +52,8 @@ def find_source(name: str, settings: HarborSettings) -> str:
         if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(full, pattern):
             return source.replace("{image}", full)
     raise ConfigError(
-        f"env.base_sources does not say where the image {name} comes from; add a pattern for it, such as "
+        f"env.base_sources does not say where the image {name} comes from; add a pattern for it, "
+        "such as "
         f'"{name}": "docker://{{image}}" for its registry, or "oci:FOLDER:TAG" for a local OCI layout'
     )
 
@@ -71,7 +75,8 @@ def _fetch(source: str, *arguments: str) -> None:
 
 
 def stamp(source: str) -> object:
-    """What changes when a local source changes; raises ConfigError if it is missing. A registry is asked once."""
+    """What changes when a local source changes; raises ConfigError if it is missing. A registry is
+    asked once."""
     if source.startswith("docker:"):
         return None
     found = _LOCAL.fullmatch(source)

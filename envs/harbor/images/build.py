@@ -1,4 +1,5 @@
-"""Builds the image of one task with buildah, and keeps its files and settings for the task's sandboxes.
+"""Builds the image of one task with buildah, and keeps its files and settings for the task's
+sandboxes.
 
 Finished trees are never changed. Files that several images have are hard links to one file.
 """
@@ -28,8 +29,11 @@ _UNFINISHED = "building-"
 """How the names of folders begin that a build removes at its end."""
 
 
-def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], object] = print) -> None:
-    """Build the image of a task, unless the store has it; `say` is told of each base image that is fetched.
+def build_image(
+    recipe: Recipe, settings: HarborSettings, say: Callable[[str], object] = print
+) -> None:
+    """Build the image of a task, unless the store has it; `say` is told of each base image that is
+    fetched.
 
     Raises:
         UnsupportedLine: the Dockerfile has a line that cannot be executed.
@@ -48,7 +52,9 @@ def build_image(recipe: Recipe, settings: HarborSettings, say: Callable[[str], o
             try:
                 image = _build(recipe, buildah, say)
             except OSError as error:
-                raise ConfigError(f"environment/Dockerfile cannot be built: {error.strerror}") from error
+                raise ConfigError(
+                    f"environment/Dockerfile cannot be built: {error.strerror}"
+                ) from error
             tree = buildah.out / "tree"
             _finish(tree)
             _share_files(tree, store / "files")
@@ -79,7 +85,11 @@ def _build(recipe: Recipe, buildah: Buildah, say: Callable[[str], object]) -> Im
     else:
         context.mkdir()
     hand_over(context, BUILD_USER)
-    words = [word for name, value in settings.build_args.items() for word in ("--build-arg", f"{name}={value}")]
+    words = [
+        word
+        for name, value in settings.build_args.items()
+        for word in ("--build-arg", f"{name}={value}")
+    ]
     if ignoring := find_dockerignore(context):
         words += ["--ignorefile", f"{WORK}/context/{ignoring.name}"]
     words += ["--iidfile", f"{WORK}/out/id", "--file", f"{WORK}/Dockerfile"]
@@ -96,9 +106,12 @@ def _image(config: dict[str, Any]) -> Image:
 
 
 def _finish(tree: Path) -> None:
-    """Make a tree fit for sandboxes, whose users are others; raises ConfigError if it has no bash."""
+    """Make a tree fit for sandboxes, whose users are others; raises ConfigError if it has no
+    bash."""
     if not any(os.path.lexists(tree / path) for path in ("bin/bash", "usr/bin/bash")):
-        raise ConfigError("the image has no /bin/bash, which commands are run with; check its base image")
+        raise ConfigError(
+            "the image has no /bin/bash, which commands are run with; check its base image"
+        )
     # Sandboxes show these folders as they are; the others are copied and handed over.
     shown = [path for path in tree.iterdir() if path.name in IMAGE_SYSTEM and not path.is_symlink()]
     tree.chmod(0o755)
@@ -111,7 +124,8 @@ def _finish(tree: Path) -> None:
 
 
 def _share_files(tree: Path, files: Path) -> None:
-    """Replace files that `files` has, with the same mode and time, by hard links; keep the others there."""
+    """Replace files that `files` has, with the same mode and time, by hard links; keep the others
+    there."""
     files.mkdir(exist_ok=True)
     for entry in walk(tree):
         if entry.is_file(follow_symlinks=False):

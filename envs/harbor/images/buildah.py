@@ -1,9 +1,11 @@
-"""Runs buildah and skopeo in a sandbox that shows this machine's programs and the folders of the build, nothing else.
+"""Runs buildah and skopeo in a sandbox that shows this machine's programs and the folders of the
+build, nothing else.
 
-From outside to inside: bubblewrap with the mounts and a user without rights; in it a user namespace, in which that user
-is root; in that, buildah, whose RUN lines see only the image (chroot) and cannot leave it (no CAP_SYS_CHROOT). Control
-groups limit all of it. All files have one owner, so changes of owners and users succeed without effect
-(`build_filter`). This needs neither root nor a range of users.
+From outside to inside: bubblewrap with the mounts and a user without rights; in it a user
+namespace, in which that user is root; in that, buildah, whose RUN lines see only the image (chroot)
+and cannot leave it (no CAP_SYS_CHROOT). Control groups limit all of it. All files have one owner,
+so changes of owners and users succeed without effect (`build_filter`). This needs neither root nor
+a range of users.
 """
 
 import json
@@ -31,8 +33,18 @@ _LAYERS = "/layers"
 _APT = "/sys/apt.conf"
 """Where RUN lines see apt's settings: the folder /sys is the sandbox's own in them."""
 FIRST_LINE = f"ARG APT_CONFIG={_APT}\n"
-"""Line of each stage that leaves nothing in the image: `--env` of buildah 1.28 does not reach RUN lines."""
-_STORAGE = ("--log-level", "error", "--root", _LAYERS, "--runroot", "/tmp/run", "--storage-driver", "overlay")
+"""Line of each stage that leaves nothing in the image: `--env` of buildah 1.28 does not reach RUN
+lines."""
+_STORAGE = (
+    "--log-level",
+    "error",
+    "--root",
+    _LAYERS,
+    "--runroot",
+    "/tmp/run",
+    "--storage-driver",
+    "overlay",
+)
 _BUILD = (
     *("bud", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
     *("--cap-drop", "CAP_SYS_CHROOT"),
@@ -83,7 +95,8 @@ class Buildah:
         return self.work / "out"
 
     def build(self, *words: str, megabytes: int = UNLIMITED_MB) -> None:
-        """Run `buildah bud`; raises ConfigError with the end of its output if it fails or breaks a limit."""
+        """Run `buildah bud`; raises ConfigError with the end of its output if it fails or breaks a
+        limit."""
         outcome = self._run(["buildah", *_STORAGE, *_BUILD, *words], megabytes)
         if outcome.returncode or outcome.stopped:
             self._run(["buildah", *_STORAGE, "rm", "--all"])
@@ -92,15 +105,24 @@ class Buildah:
     def import_layout(self, layout: str, name: str) -> None:
         """Unpack an OCI layout into the layers; raises ConfigError if that fails."""
         target = f"containers-storage:[overlay@{_LAYERS}+/tmp/run]{name}"
-        outcome = self._run(["skopeo", "copy", "--quiet", "--insecure-policy", f"oci:{layout}", target])
+        outcome = self._run(
+            ["skopeo", "copy", "--quiet", "--insecure-policy", f"oci:{layout}", target]
+        )
         if outcome.returncode or outcome.stopped:
-            raise ConfigError(f"a base image cannot be unpacked: {_why(outcome)}; check env.base_sources")
+            raise ConfigError(
+                f"a base image cannot be unpacked: {_why(outcome)}; check env.base_sources"
+            )
 
     def export(self, name: str, folder: str) -> None:
-        """Copy the files of an image to `out`; raises ConfigError if that fails. `bud --output` ignores deletions."""
+        """Copy the files of an image to `out`; raises ConfigError if that fails. `bud --output`
+        ignores deletions."""
         storage = shlex.join(["buildah", *_STORAGE])
-        made = f'made=$({storage} from --pull-never "$1") && cp -a "$({storage} mount "$made")" "$2"'
-        outcome = self._run(["sh", "-c", f"{made} && {storage} rm --all", "sh", name, f"{WORK}/out/{folder}"])
+        made = (
+            f'made=$({storage} from --pull-never "$1") && cp -a "$({storage} mount "$made")" "$2"'
+        )
+        outcome = self._run(
+            ["sh", "-c", f"{made} && {storage} rm --all", "sh", name, f"{WORK}/out/{folder}"]
+        )
         if outcome.returncode or outcome.stopped:
             raise ConfigError(f"the finished image cannot be copied: {_why(outcome)}")
 
@@ -125,19 +147,43 @@ class Buildah:
 
         def written() -> int:
             fresh = set(self.layers.glob("overlay/*/diff")) - known
-            # Only buildah writes to `out`, copies of layers among others, and closes some of its own folders there.
+            # Only buildah writes to `out`, copies of layers among others, and closes some of its
+            # own folders there.
             return tree_bytes(self.out, may_hide=True) + sum(map(tree_bytes, fresh))
 
         return supervise([*self._machine(), *_as_root(), *argv], [build_filter()], limits, written)
 
     def _machine(self) -> list[str]:
         """The outer layer: mounts, and a user without rights."""
-        layer = [find_bwrap(), "--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
-        layer += ["--die-with-parent", "--new-session", *system_mounts(), "--proc", "/proc", "--dev", "/dev"]
+        layer = [
+            find_bwrap(),
+            "--unshare-ipc",
+            "--unshare-pid",
+            "--unshare-uts",
+            "--unshare-cgroup-try",
+        ]
+        layer += [
+            "--die-with-parent",
+            "--new-session",
+            *system_mounts(),
+            "--proc",
+            "/proc",
+            "--dev",
+            "/dev",
+        ]
         if not self.settings.build_network:
             layer.append("--unshare-net")
         for name in ("/tmp", "/var/tmp", "/run", "/sys"):
-            layer += ["--perms", "0755", "--dir", os.path.dirname(name), "--perms", "1777", "--dir", name]
+            layer += [
+                "--perms",
+                "0755",
+                "--dir",
+                os.path.dirname(name),
+                "--perms",
+                "1777",
+                "--dir",
+                name,
+            ]
         for name in ("/etc/hosts", "/etc/resolv.conf", "/etc/ssl", "/etc/containers"):
             layer += ["--perms", "0755", "--dir", "/etc", "--ro-bind-try", name, name]
         for name, place in (("passwd", "/etc/passwd"), ("apt.conf", _APT)):
@@ -145,13 +191,28 @@ class Buildah:
         layer += ["--bind", str(self.work), WORK, "--bind", str(self.layers), _LAYERS]
         if os.geteuid() != 0:
             return [*layer, "--unshare-user"]
-        drop = [find_tool("setpriv"), f"--reuid={BUILD_USER}", f"--regid={BUILD_USER}", "--clear-groups"]
+        drop = [
+            find_tool("setpriv"),
+            f"--reuid={BUILD_USER}",
+            f"--regid={BUILD_USER}",
+            "--clear-groups",
+        ]
         return [*layer, *drop, "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
 
 def _as_root() -> list[str]:
     """The inner layer, in which the user without rights is root."""
-    layer = [find_bwrap(), "--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL", "--die-with-parent"]
+    layer = [
+        find_bwrap(),
+        "--unshare-user",
+        "--uid",
+        "0",
+        "--gid",
+        "0",
+        "--cap-add",
+        "ALL",
+        "--die-with-parent",
+    ]
     layer += ["--bind", "/", "/", "--dev", "/dev", FILTERS, "--clearenv"]
     return [*layer, *(word for item in _VARIABLES.items() for word in ("--setenv", *item))]
 
@@ -160,4 +221,7 @@ def _why(outcome: Outcome) -> str:
     if outcome.stopped:
         return f"it was stopped by its {outcome.stopped} limit"
     lines = [" ".join(clip(line, 300).split()) for line in outcome.output.splitlines()[-8:]]
-    return "; ".join(filter(None, lines)) or f"exit status {outcome.returncode}, and nothing was printed"
+    return (
+        "; ".join(filter(None, lines))
+        or f"exit status {outcome.returncode}, and nothing was printed"
+    )

@@ -1,1 +1,2 @@
-"""A sandbox around one working tree: bubblewrap, resource limits, and the tree seen from outside."""
+"""A sandbox around one working tree: bubblewrap, resource limits, and the tree seen from
+outside."""

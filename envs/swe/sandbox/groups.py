@@ -1,8 +1,9 @@
-"""Control groups (cgroups) of one sandboxed command: the kernel's limits on memory, processes and CPU time.
+"""Control groups (cgroups) of one sandboxed command: the kernel's limits on memory, processes and
+CPU time.
 
-A group is made below the group of this process, so limits of an outer container still hold. Version 1 counts memory,
-processes and CPU time in separate hierarchies; version 2 has one. A version 2 hierarchy without controllers still
-has `cgroup.kill`.
+A group is made below the group of this process, so limits of an outer container still hold. Version
+1 counts memory, processes and CPU time in separate hierarchies; version 2 has one. A version 2
+hierarchy without controllers still has `cgroup.kill`.
 """
 
 import contextlib
@@ -20,20 +21,21 @@ _LEAF = "slime-verlog"
 """Group of the processes that were in a version 2 group before it was delegated."""
 _END_S = 10.0
 NO_GROUPS = (
-    "control groups cannot be made here, so a sandbox has no limit on the memory, sockets and CPU time of all its "
-    "processes together, only on each process, on /tmp and on seconds; start the trainer as root with writable "
-    "/sys/fs/cgroup to limit them"
+    "control groups cannot be made here, so a sandbox has no limit on the memory, sockets and CPU "
+    "time of all its processes together, only on each process, on /tmp and on seconds; start the "
+    "trainer as root with writable /sys/fs/cgroup to limit them"
 )
 ONE_USER = (
-    "the trainer is not root, so all sandboxes run as its user and share what the kernel grants to one user: buffers "
-    "of pipes, inotify instances, descriptors sent through sockets; one sandbox can use them up for the others; start "
-    "the trainer as root to give each sandbox a user"
+    "the trainer is not root, so all sandboxes run as its user and share what the kernel grants "
+    "to one user: buffers of pipes, inotify instances, descriptors sent through sockets; one "
+    "sandbox can use them up for the others; start the trainer as root to give each sandbox a user"
 )
 
 
 @dataclass(frozen=True)
 class Group:
-    """The groups of one command, one per hierarchy, by controller; `unified` is that of version 2."""
+    """The groups of one command, one per hierarchy, by controller; `unified` is that of version
+    2."""
 
     folders: Mapping[str, Path]
 
@@ -74,7 +76,9 @@ class Group:
         if self._is_unified("memory"):
             return _number(folder / "memory.current")
         # The kernel counts TCP apart from the rest, and its limit slows it down without holding it.
-        return _number(folder / "memory.usage_in_bytes") + _number(folder / "memory.kmem.tcp.usage_in_bytes")
+        return _number(folder / "memory.usage_in_bytes") + _number(
+            folder / "memory.kmem.tcp.usage_in_bytes"
+        )
 
     def _cpu_seconds(self) -> float:
         folder = self.folders["cpuacct"]
@@ -87,7 +91,8 @@ class Group:
 
 
 def make_group(name: str, memory_bytes: int, processes: int) -> Group | None:
-    """Make the groups of a command, with its limits; None, and one warning per process, where they cannot be made."""
+    """Make the groups of a command, with its limits; None, and one warning per process, where they
+    cannot be made."""
     parents = _parents()
     if not parents:
         return None
@@ -128,8 +133,11 @@ def say_once(text: str) -> None:
 
 
 def _parents() -> dict[str, Path]:
-    """The groups below which ours are made, by controller; empty if a controller is missing or nothing may be made."""
-    own = dict(_own_groups(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text()))
+    """The groups below which ours are made, by controller; empty if a controller is missing or
+    nothing may be made."""
+    own = dict(
+        _own_groups(Path("/proc/self/mountinfo").read_text(), Path("/proc/self/cgroup").read_text())
+    )
     unified = own.get("unified")
     if unified is not None and not any(name in own for name in _CONTROLLERS):
         parent = _delegate(unified)
@@ -144,7 +152,8 @@ def _parents() -> dict[str, Path]:
 
 
 def _delegate(unified: Path) -> Path | None:
-    """Hand memory and processes of a version 2 group to the groups below it; None, and a warning, if that is refused.
+    """Hand memory and processes of a version 2 group to the groups below it; None, and a warning,
+    if that is refused.
 
     A group that does so must hold no process itself, so its processes move to a leaf first.
     """
@@ -181,7 +190,11 @@ def _own_groups(mounts: str, own: str) -> Iterator[tuple[str, Path]]:
         for controllers, path in paths.items():
             is_here = not controllers if kind == "cgroup2" else bool(controllers)
             names = ["unified"] if kind == "cgroup2" else controllers.split(",")
-            if is_here and set(names) <= {"unified", *options.split(",")} and Path(path).is_relative_to(root):
+            if (
+                is_here
+                and set(names) <= {"unified", *options.split(",")}
+                and Path(path).is_relative_to(root)
+            ):
                 folder = Path(place) / Path(path).relative_to(root)
                 yield from ((name, folder) for name in names)
 

@@ -1,6 +1,8 @@
-"""Runs one sandboxed command to its end or to its first broken limit, and returns only what fits in memory.
+"""Runs one sandboxed command to its end or to its first broken limit, and returns only what fits in
+memory.
 
-Invariant: when `supervise` returns, no process of the sandbox is alive, so nothing else changes its files.
+Invariant: when `supervise` returns, no process of the sandbox is alive, so nothing else changes its
+files.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Limits:
-    """What one sandboxed command may use; memory is that of all its processes together, and of each one.
+    """What one sandboxed command may use; memory is that of all its processes together, and of each
+    one.
 
     All its processes together may use CPU time for four cores that are busy for `seconds`.
     """
@@ -47,7 +50,8 @@ class Limits:
     seconds: float = 60.0
     memory_mb: int = 2048
     address_mb: int | None = None
-    """Address space of each process; null for `memory_mb`. Node.js, for one, reserves far more than it uses."""
+    """Address space of each process; null for `memory_mb`. Node.js, for one, reserves far more than
+    it uses."""
     processes: int = 128
     file_mb: int = 64
     tree_mb: int = 512
@@ -59,7 +63,8 @@ class Limits:
     keep_bytes: int = 16384
 
     def restrict(self, process: int) -> None:
-        """Set the limits that each process has, on one that has no children yet, to at most those of our own."""
+        """Set the limits that each process has, on one that has no children yet, to at most those
+        of our own."""
         wanted = {
             resource.RLIMIT_NPROC: self.processes,
             resource.RLIMIT_AS: (self.address_mb or self.memory_mb) << 20,
@@ -75,7 +80,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a command ended. `stopped` is empty, or the limit that ended it: time, memory, disk, output; or `stop`."""
+    """How a command ended. `stopped` is empty, or the limit that ended it: time, memory, disk,
+    output; or `stop`."""
 
     returncode: int
     output: str
@@ -116,11 +122,11 @@ def supervise(
 ) -> Outcome:
     """Run `argv` (a bwrap command line whose pid namespace is its own) under `limits`.
 
-    `filters` are seccomp programs, loaded in this order where `argv` holds the word `FILTERS`. `size_of` returns the
-    bytes on disk that count against `tree_mb`.
-    With `with_report`, an extra pipe is passed on; its number is the first line that the command reads from
-    stdin, and what is written to it comes back as `report`. `stdin` is a pipe too: what was read is gone, so
-    that a later process cannot read it again. When `stop` is set, the command is ended.
+    `filters` are seccomp programs, loaded in this order where `argv` holds the word `FILTERS`.
+    `size_of` returns the bytes on disk that count against `tree_mb`. With `with_report`, an extra
+    pipe is passed on; its number is the first line that the command reads from stdin, and what is
+    written to it comes back as `report`. `stdin` is a pipe too: what was read is gone, so that a
+    later process cannot read it again. When `stop` is set, the command is ended.
     """
     # What was too big before may be made smaller, but not bigger.
     before = size_of()
@@ -171,7 +177,8 @@ class _Run:
         self.files_check_at = 0.0
 
     def loop(self, stop: threading.Event | None) -> str:
-        """Serve the streams until the process ends; return the limit that was broken, or `stop`, if any."""
+        """Serve the streams until the process ends; return the limit that was broken, or `stop`, if
+        any."""
         deadline = time.monotonic() + self.limits.seconds
         check_at = time.monotonic() + _TICK_S
         while self.process.poll() is None:
@@ -228,7 +235,8 @@ class _Run:
 
 
 def _write(stdin: IO[bytes], data: bytes) -> None:
-    """Write all of a command's input. If the command leaves it unread, this ends with the command."""
+    """Write all of a command's input. If the command leaves it unread, this ends with the
+    command."""
     with contextlib.suppress(BrokenPipeError), stdin:
         stdin.write(data)
 
@@ -236,16 +244,21 @@ def _write(stdin: IO[bytes], data: bytes) -> None:
 class Namespace:
     """One bwrap process, its control group, and the namespace that it made. `end` must be called.
 
-    bwrap returns when its command has ended, while the rest of its namespace may still be dying. So the namespace's
-    first process is watched: the kernel removes it after all others.
+    bwrap returns when its command has ended, while the rest of its namespace may still be dying. So
+    the namespace's first process is watched: the kernel removes it after all others.
     """
 
-    def __init__(self, argv: Sequence[str], filters: Sequence[bytes], limits: Limits, pass_fds: Sequence[int]) -> None:
+    def __init__(
+        self, argv: Sequence[str], filters: Sequence[bytes], limits: Limits, pass_fds: Sequence[int]
+    ) -> None:
         name = f"{process_folder().path.name}-{next(_numbers)}"
-        self.group = groups.make_group(name, limits.memory_mb << 20, limits.processes + _OWN_PROCESSES)
+        self.group = groups.make_group(
+            name, limits.memory_mb << 20, limits.processes + _OWN_PROCESSES
+        )
         with contextlib.ExitStack() as ends:
             info_read, info_write = _pipe(ends)
-            # bwrap waits for the end of this pipe before it starts anything, so all processes are limited.
+            # bwrap waits for the end of this pipe before it starts anything, so all processes are
+            # limited.
             wait_read, _ = _pipe(ends)
             fds = [*pass_fds, info_write.fileno(), wait_read.fileno()]
             options = ["--info-fd", str(info_write.fileno()), "--block-fd", str(wait_read.fileno())]
@@ -278,14 +291,19 @@ class Namespace:
             return
         except OSError as error:
             self.end()
-            raise EnvironmentFault(f"a sandbox (bwrap, pid {self.process.pid}) cannot be limited: {error}") from error
+            raise EnvironmentFault(
+                f"a sandbox (bwrap, pid {self.process.pid}) cannot be limited: {error}"
+            ) from error
 
     def broken(self, limits: Limits) -> str:
         """The limit of the control group that was broken, if any."""
-        return self.group.broken(limits.memory_mb << 20, _CORES * limits.seconds) if self.group else ""
+        return (
+            self.group.broken(limits.memory_mb << 20, _CORES * limits.seconds) if self.group else ""
+        )
 
     def end(self) -> None:
-        """Kill what still runs, and return when nothing is alive; raises EnvironmentFault if that fails."""
+        """Kill what still runs, and return when nothing is alive; raises EnvironmentFault if that
+        fails."""
         if self.group:
             self.group.kill()
         if self._first is None:
@@ -312,7 +330,9 @@ def _memory_file(content: bytes) -> IO[bytes]:
 
 def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
     read, write = os.pipe()
-    return ends.enter_context(os.fdopen(read, "rb", 0)), ends.enter_context(os.fdopen(write, "wb", 0))
+    return ends.enter_context(os.fdopen(read, "rb", 0)), ends.enter_context(
+        os.fdopen(write, "wb", 0)
+    )
 
 
 def _find_first(info_fd: int) -> int | None:

@@ -5,14 +5,17 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 UNMEASURABLE = 1 << 62
-"""Size of a tree that hides something from being measured: closed folders, or paths too long to name."""
+"""Size of a tree that hides something from being measured: closed folders, or paths too long to
+name."""
 
 _ENTRY_BYTES = 4096
-"""What a file costs at least: its inode, its name in the folder, and the kernel's memory of both."""
+"""What a file costs at least: its inode, its name in the folder, and the kernel's memory of
+both."""
 
 
 def tree_bytes(tree: Path, may_hide: bool = False) -> int:
-    """Disk space of the files under `tree`, links not followed; every entry counts for 4 KiB at least.
+    """Disk space of the files under `tree`, links not followed; every entry counts for 4 KiB at
+    least.
 
     With `may_hide`, what cannot be listed does not count; else it makes the tree unmeasurable.
     """
@@ -28,13 +31,16 @@ def tree_bytes(tree: Path, may_hide: bool = False) -> int:
 
 
 def walk(
-    top: Path, skipped: Collection[str] = (), unlisted: Callable[[str], object] = lambda folder: None
+    top: Path,
+    skipped: Collection[str] = (),
+    unlisted: Callable[[str], object] = lambda folder: None,
 ) -> Iterator[os.DirEntry[str]]:
     """Everything below a folder, however deep; links are not followed.
 
     Args:
         skipped: names of folders to leave out.
-        unlisted: is told of each folder that cannot be listed: closed to us, or with a path that is too long.
+        unlisted: is told of each folder that cannot be listed: closed to us, or with a path that is
+            too long.
     """
     waiting = [str(top)]
     while waiting:

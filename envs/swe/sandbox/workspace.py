@@ -1,7 +1,8 @@
-"""The agent's working tree, seen from outside, and the folder of this process with the trees of its episodes.
+"""The agent's working tree, seen from outside, and the folder of this process with the trees of its
+episodes.
 
-Invariant: files are read and written without following a link out of the tree. Between commands no process of the
-agent is alive (see `supervise`), so a path that was checked does not change.
+Invariant: files are read and written without following a link out of the tree. Between commands no
+process of the agent is alive (see `supervise`), so a path that was checked does not change.
 """
 
 import contextlib
@@ -25,9 +26,11 @@ from envs.swe.sandbox.groups import remove_left
 
 TESTBED = "/testbed"
 AGENT_ID = 60999
-"""User and group of commands as they see them. Outside, if root trains, each tree belongs to a separate user."""
+"""User and group of commands as they see them. Outside, if root trains, each tree belongs to a
+separate user."""
 _USERS = range(1_900_000_000, 2_000_000_000), range(30_000, 60_000)
-"""Numbers of these users: of those that no distribution gives away, or else of the few that a container may have."""
+"""Numbers of these users: of those that no distribution gives away, or else of the few that a
+container may have."""
 MAX_FILE_BYTES = 4 << 20
 PREFIX = "slime-verlog-files-"
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin"
@@ -36,18 +39,23 @@ T = TypeVar("T")
 _LOCK = "lock"
 """File that a process holds locked while it lives."""
 _MAX_REMOVING = 16
-"""Discarded folders that are removed in the background at once; `discard` waits for the removal of further ones."""
+"""Discarded folders that are removed in the background at once; `discard` waits for the removal of
+further ones."""
 _REMOVE = r"""
 rm -rf -- "$1" || [ -L "$1" ] || { find -P "$1" -type d -execdir chmod u+rwx {} ";"; rm -rf -- "$1"; }
 """
-"""Only a user other than root needs permissions, and only those of folders: a file may have links elsewhere."""
+"""Only a user other than root needs permissions, and only those of folders: a file may have links
+elsewhere."""
 
 
 class ProcessFolder:
-    """A temporary folder that is removed when the process ends, or by the next process if this one is killed."""
+    """A temporary folder that is removed when the process ends, or by the next process if this one
+    is killed."""
 
     def __init__(self) -> None:
-        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):  # of processes that were killed
+        for folder in Path(tempfile.gettempdir()).glob(
+            f"{PREFIX}*"
+        ):  # of processes that were killed
             # In use, not complete yet, or another user's.
             with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +77,8 @@ class ProcessFolder:
         return folder
 
     def discard(self, folder: Path) -> None:
-        """Take one of the folders away at once, and remove it in the background, or at the end of the process."""
+        """Take one of the folders away at once, and remove it in the background, or at the end of
+        the process."""
         aside = self.path / f"discarded-{uuid.uuid4().hex}"
         with contextlib.suppress(OSError):  # it is gone, or this machine cannot start a process now
             os.rename(folder, aside)
@@ -81,7 +90,8 @@ class ProcessFolder:
 
 
 def per_process(make: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that calls `make` once in each process; a fork has neither its threads nor its locks."""
+    """Return a function that calls `make` once in each process; a fork has neither its threads nor
+    its locks."""
     made, making = functools.cache(lambda process: make()), threading.Lock()
 
     def made_here() -> T:
@@ -97,27 +107,35 @@ process_folder = per_process(ProcessFolder)
 
 def remove_tree(folder: Path) -> None:
     """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
-    with contextlib.suppress(OSError):  # this machine cannot start a process now; the next process removes the folder
+    with contextlib.suppress(
+        OSError
+    ):  # this machine cannot start a process now; the next process removes the folder
         _start("sh", "-c", _REMOVE, "sh", str(folder)).wait()
 
 
 def run_program(*argv: str) -> None:
-    """Run a program without our variables; raises EnvironmentFault, with its last line, if it fails."""
+    """Run a program without our variables; raises EnvironmentFault, with its last line, if it
+    fails."""
     with tempfile.TemporaryFile() as said:
         if _start(*argv, stderr=said).wait():
             said.seek(max(0, said.seek(0, os.SEEK_END) - 1000))
             lines = said.read().decode(errors="replace").strip().splitlines()
-            raise EnvironmentFault(f"{argv[0]} failed: {lines[-1] if lines else 'it printed nothing'}")
+            raise EnvironmentFault(
+                f"{argv[0]} failed: {lines[-1] if lines else 'it printed nothing'}"
+            )
 
 
 def _start(*argv: str, stderr: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     env, null = {"PATH": PROGRAMS, "LC_ALL": "C"}, subprocess.DEVNULL
     # In a new session, so that Ctrl-C in the terminal does not interrupt it.
-    return subprocess.Popen(argv, env=env, stdin=null, stdout=null, stderr=stderr, start_new_session=True)
+    return subprocess.Popen(
+        argv, env=env, stdin=null, stdout=null, stderr=stderr, start_new_session=True
+    )
 
 
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int | None:
-    """Open a regular file of untrusted code without blocking; None for another kind. Raises OSError as `os.open`."""
+    """Open a regular file of untrusted code without blocking; None for another kind. Raises OSError
+    as `os.open`."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
@@ -139,7 +157,8 @@ class ToolFailure(Exception):
 
 
 class Workspace:
-    """A copy of a pristine tree, or what a function makes; `close`, or the next process, removes it."""
+    """A copy of a pristine tree, or what a function makes; `close`, or the next process, removes
+    it."""
 
     def __init__(self, source: Path | Callable[[Path], None]) -> None:
         owner = process_folder()
@@ -156,7 +175,8 @@ class Workspace:
         self._finalizer()
 
     def locate(self, path: str) -> Path:
-        """The real place of a path below /testbed; raises ToolFailure outside of it, also by way of links."""
+        """The real place of a path below /testbed; raises ToolFailure outside of it, also by way of
+        links."""
         if len(path) > 4000:
             raise ToolFailure("the path is longer than any path can be")
         relative = PurePosixPath(path)
@@ -183,13 +203,16 @@ class Workspace:
         return sorted(name for name in names if name != ".git/")
 
     def read(self, path: str) -> str:
-        """Read a text file; raises ToolFailure if it is missing, too long, not plain or not text."""
+        """Read a text file; raises ToolFailure if it is missing, too long, not plain or not
+        text."""
         try:
             data = read_plain(self.locate(path), MAX_FILE_BYTES + 1)
             if data is None:
                 raise ToolFailure(f"{path} is not a plain file")
             if len(data) > MAX_FILE_BYTES:
-                raise ToolFailure(f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; use run with sed or head")
+                raise ToolFailure(
+                    f"{path} is longer than {MAX_FILE_BYTES >> 20} MiB; use run with sed or head"
+                )
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise ToolFailure(f"{path} is not UTF-8 text; use run to look into it") from error
@@ -197,14 +220,17 @@ class Workspace:
             raise ToolFailure(f"{path}: {_reason(error)}") from error
 
     def write(self, path: str, text: str) -> None:
-        """Write a text file and the folders on its way; raises ToolFailure where the agent may not."""
+        """Write a text file and the folders on its way; raises ToolFailure where the agent may
+        not."""
         data = text.encode("utf-8")
         if len(data) > MAX_FILE_BYTES:
             raise ToolFailure(f"the text is longer than {MAX_FILE_BYTES >> 20} MiB")
         target = self.locate(path)
         try:
             folders = (target.parent, *target.parent.parents)
-            for folder in reversed([f for f in folders if f.is_relative_to(self.tree) and not f.exists()]):
+            for folder in reversed(
+                [f for f in folders if f.is_relative_to(self.tree) and not f.exists()]
+            ):
                 folder.mkdir()
                 give(folder, self.tree)
             descriptor = open_plain(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -222,7 +248,8 @@ def _reason(error: OSError | ValueError) -> str:
 
 
 def new_user() -> int:
-    """Draw the number of a user that no other sandbox has; what the kernel grants per user is then not shared.
+    """Draw the number of a user that no other sandbox has; what the kernel grants per user is then
+    not shared.
 
     Without root, all sandboxes run as our user.
     """
@@ -230,10 +257,14 @@ def new_user() -> int:
         return os.geteuid()
     mapped = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     for numbers in _USERS:
-        if any(int(first) <= numbers.start and numbers.stop <= int(first) + int(size) for first, _, size in mapped):
+        if any(
+            int(first) <= numbers.start and numbers.stop <= int(first) + int(size)
+            for first, _, size in mapped
+        ):
             return random.SystemRandom().choice(numbers)
     raise EnvironmentFault(
-        "the trainer is root in a container that maps fewer than 60000 users; run it as another user"
+        "the trainer is root in a container that maps fewer than 60000 users; run it as another "
+        "user"
     )
 
 
@@ -257,8 +288,11 @@ def copy_tree(source: Path, target: Path) -> None:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy a trusted file or folder to `target`, or into that folder's contents, as `cp -a` does."""
-    run_program("cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target))
+    """Copy a trusted file or folder to `target`, or into that folder's contents, as `cp -a`
+    does."""
+    run_program(
+        "cp", "-a", "-T", "--remove-destination", "--reflink=auto", "--", str(source), str(target)
+    )
 
 
 def hand_over(tree: Path, user: int | None = None) -> None:

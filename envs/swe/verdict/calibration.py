@@ -1,7 +1,9 @@
-"""Finds the valid probes of an instance with its reference solution, once, and keeps them in the cache folder.
+"""Finds the valid probes of an instance with its reference solution, once, and keeps them in the
+cache folder.
 
-A probe is valid if the reference reports what the test expects in several runs with other hash seeds. It is decisive
-if the unsolved tree reports something else, and its expected value is absent where it runs (see `_weigh`).
+A probe is valid if the reference reports what the test expects in several runs with other hash
+seeds. It is decisive if the unsolved tree reports something else, and its expected value is absent
+where it runs (see `_weigh`).
 """
 
 import collections
@@ -26,7 +28,8 @@ from envs.swe.verdict.reports import NotCounted, ProbeRecord, TestRun
 from envs.swe.verdict.values import EXCEPTION_BITS, bits
 
 MIN_BITS = 8
-"""Answers of all decisive probes of an instance together must be at least this long (see `values.bits`)."""
+"""Answers of all decisive probes of an instance together must be at least this long (see
+`values.bits`)."""
 FEW_BITS = 4
 """Answers shorter than this do not count alone: at least one decisive probe must ask for more."""
 DRAWS = 2
@@ -36,9 +39,14 @@ _RUNS = 5
 
 
 def load_plan(instance: Instance, pristine: Path, cache: Path, settings: TestSettings) -> Plan:
-    """Return the plan from the cache, or make it; raises ConfigError if the reference solution is not paid."""
-    sources = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
-    key = json.dumps([instance.row(), str(pristine), str(settings.python), settings.test_args, sources])
+    """Return the plan from the cache, or make it; raises ConfigError if the reference solution is
+    not paid."""
+    sources = [
+        path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))
+    ]
+    key = json.dumps(
+        [instance.row(), str(pristine), str(settings.python), settings.test_args, sources]
+    )
     name = f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     return _load(instance, pristine, cache / "probes" / name, settings)
 
@@ -72,7 +80,8 @@ def _some(names: Collection[str]) -> str:
 
 
 class _Calibration:
-    """Runs the probes of an instance with the reference solution and without, and keeps those that are valid."""
+    """Runs the probes of an instance with the reference solution and without, and keeps those that
+    are valid."""
 
     def __init__(self, instance: Instance, pristine: Path, settings: TestSettings) -> None:
         self.instance, self.pristine, self.settings = instance, pristine, settings
@@ -101,10 +110,12 @@ class _Calibration:
         with trees.scratch_tree() as tree:
             self.reference(tree)
             self.bare = Plan((), places, top_level_names(tree))
-        expected, reached = self._own([test for test in required if plain.outcomes[test] == "passed"])
+        expected, reached = self._own(
+            [test for test in required if plain.outcomes[test] == "passed"]
+        )
         weights, absent = self._weigh(expected)
-        # A probe that several tests run counts once, and so do the classes of all exceptions: one class can inherit
-        # from all that are expected.
+        # A probe that several tests run counts once, and so do the classes of all exceptions: one
+        # class can inherit from all that are expected.
         by_number = {number: weight for (_, number), weight in weights.items()}
         raising = {one.number for one in expected if one.operator == "raises"} & by_number.keys()
         total = sum(by_number.values()) - EXCEPTION_BITS * max(len(raising) - 1, 0)
@@ -118,7 +129,11 @@ class _Calibration:
         if why:
             raise ConfigError(f"{name}: {why}")
         own, drawn = {one.key for one in expected}, list[Expected]()
-        readable = [t for t in self.instance.fail_to_pass if trees.is_readable(t, self.instance, self.pristine)]
+        readable = [
+            t
+            for t in self.instance.fail_to_pass
+            if trees.is_readable(t, self.instance, self.pristine)
+        ]
         for draw in range(1, DRAWS + 1) if readable and self.instance.draw_arguments else ():
             drawn += self._drawn(readable, draw, own)
         hard_coded = [test for test in readable if test not in {one.test for one in drawn}]
@@ -132,14 +147,19 @@ class _Calibration:
 
     def _play(self, build: trees.Build, tests: Iterable[str], **options: Any) -> ProbeRun:
         try:
-            return evaluate.run_probes(build, self.instance, self.bare, self.settings, tests, **options)
+            return evaluate.run_probes(
+                build, self.instance, self.bare, self.settings, tests, **options
+            )
         except NotCounted as error:
             if build is self.reference:
-                raise ConfigError(f"{self.instance.instance_id}: its probes do not run: {error}") from error
+                raise ConfigError(
+                    f"{self.instance.instance_id}: its probes do not run: {error}"
+                ) from error
             return ProbeRun({}, {})
 
     def _own(self, tests: Collection[str]) -> tuple[list[Expected], int]:
-        """The valid probes with the tests' own arguments, and how many assertions the tests reach."""
+        """The valid probes with the tests' own arguments, and how many assertions the tests
+        reach."""
         first, second = (self._play(self.reference, tests, with_expected=True) for _ in range(2))
         again = {one.key: one for one in _expectations(second)}
         expected = [one for one in _expectations(first) if again.get(one.key) == one]
@@ -149,17 +169,21 @@ class _Calibration:
         return expected, len({number for run in (first, second) for _, number in run.reports})
 
     def _weigh(self, expected: list[Expected]) -> tuple[dict[tuple[str, int], int], set[int]]:
-        """The bits of the decisive probes, and the numbers of all whose answer is absent where they run.
+        """The bits of the decisive probes, and the numbers of all whose answer is absent where they
+        run.
 
-        A probe is decisive if the unsolved tree reports something else, and its answer is absent: with the reference,
-        no object that code under test can reach equals or holds it when the call is about to be made, and no file of
-        the sandbox has it as a literal.
+        A probe is decisive if the unsolved tree reports something else, and its answer is absent:
+        with the reference, no object that code under test can reach equals or holds it when the
+        call is about to be made, and no file of the sandbox has it as a literal.
         """
         values: dict[int, list[str]] = {}
         for one in expected:
             values.setdefault(one.number, []).extend(map(loosely, one.values))
         tests = dict.fromkeys(one.test for one in expected)
-        run, unsolved = self._play(self.reference, tests, leaks=values), self._play(self._unsolved, tests)
+        run, unsolved = (
+            self._play(self.reference, tests, leaks=values),
+            self._play(self._unsolved, tests),
+        )
         written = self._literals()
         weights: dict[tuple[str, int], int] = {}
         absent: set[int] = set()
@@ -186,10 +210,16 @@ class _Calibration:
             evaluate.write_probes(tree, self.instance, self.bare)
             return literals_in(tree)
 
-    def _drawn(self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]) -> list[Expected]:
+    def _drawn(
+        self, tests: Collection[str], draw: int, own: Collection[tuple[str, int]]
+    ) -> list[Expected]:
         """Decisive probes with drawn arguments; what the reference reports is expected."""
         run = self._play(self.reference, tests, draw=draw)
-        found = [_as_is(key, draw, run.probes[key[1]], reports) for key, reports in run.reports.items() if key in own]
+        found = [
+            _as_is(key, draw, run.probes[key[1]], reports)
+            for key, reports in run.reports.items()
+            if key in own
+        ]
         expected = [one for one in found if one is not None]
         for _ in range(_RUNS - 1):
             run = self._play(self.reference, tests, draw=draw)
@@ -204,11 +234,20 @@ def _expectations(run: ProbeRun) -> Iterable[Expected]:
         if probe.operator in TRUTHS:
             yield Expected(test, number, probe.operator, "", (None,) * len(reports))
         elif probe.operator != "none" and all(one.has("expected") for one in reports):
-            yield Expected(test, number, probe.operator, probe.exception, tuple(one.expected for one in reports))
+            yield Expected(
+                test,
+                number,
+                probe.operator,
+                probe.exception,
+                tuple(one.expected for one in reports),
+            )
 
 
-def _as_is(key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeRecord]) -> Expected | None:
-    """What the reference reports, as an expectation; None where numbers were drawn: runs can agree by chance."""
+def _as_is(
+    key: tuple[str, int], draw: int, probe: Probe, reports: list[ProbeRecord]
+) -> Expected | None:
+    """What the reference reports, as an expectation; None where numbers were drawn: runs can agree
+    by chance."""
     if any(not report.has("value") or report.drawn for report in reports):
         return None
     values = tuple(report.value for report in reports)

@@ -1,7 +1,8 @@
-"""Takes assertions apart: what the code under test computes, the operator, and what the test expects.
+"""Takes assertions apart: what the code under test computes, the operator, and what the test
+expects.
 
-The observed side is the one that depends more on the package, judged by the syntax tree alone. A mistake costs a probe,
-which calibration drops; the verdict stays right.
+The observed side is the one that depends more on the package, judged by the syntax tree alone. A
+mistake costs a probe, which calibration drops; the verdict stays right.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ NEGATED = {"==": "!=", "<": ">=", "<=": ">", "in": "not in", "is": "is not", "tr
 NEGATED |= {value: key for key, value in NEGATED.items()}
 
 _UNITTEST = {
-    **dict.fromkeys(("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual"), "=="),
+    **dict.fromkeys(
+        ("assertEqual", "assertEquals", "assertListEqual", "assertDictEqual", "assertTupleEqual"),
+        "==",
+    ),
     **dict.fromkeys(("assertSetEqual", "assertSequenceEqual", "assertMultiLineEqual"), "=="),
     "assertNotEqual": "!=",
     "assertLess": "<",
@@ -50,7 +54,8 @@ class Origin(IntEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One comparison; `expected` is None for truths, and `operator` "none" if both sides are the package's."""
+    """One comparison; `expected` is None for truths, and `operator` "none" if both sides are the
+    package's."""
 
     operator: str
     observed: ast.expr | list[ast.stmt]
@@ -60,8 +65,13 @@ class Claim:
 
     @property
     def exception(self) -> str:
-        """The expected exception as the test names it; it may be imported from elsewhere in another solution."""
-        first = self.expected.elts[0] if self.operator == "raises" and isinstance(self.expected, ast.Tuple) else None
+        """The expected exception as the test names it; it may be imported from elsewhere in another
+        solution."""
+        first = (
+            self.expected.elts[0]
+            if self.operator == "raises" and isinstance(self.expected, ast.Tuple)
+            else None
+        )
         return ast.unparse(first) if first is not None else ""
 
 
@@ -80,8 +90,14 @@ class Origins:
         made = copy.copy(self)
         made.names, made.in_function = dict(self.names), True
         given = parametrized(function)
-        for argument in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
-            made.names.setdefault(argument.arg, Origin.TEST if argument.arg in given else Origin.TOUCHED)
+        for argument in (
+            *function.args.posonlyargs,
+            *function.args.args,
+            *function.args.kwonlyargs,
+        ):
+            made.names.setdefault(
+                argument.arg, Origin.TEST if argument.arg in given else Origin.TOUCHED
+            )
         for _ in range(3):
             for node in ast.walk(function):
                 made._see(node)
@@ -108,7 +124,11 @@ class Origins:
                     self.names |= {alias.asname or alias.name: Origin.PACKAGE for alias in names}
             case ast.ClassDef() if self.in_function:
                 return
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
                 self._raise(name, self.of(node))
             case ast.Assign(targets=targets, value=value):
                 for target in targets:
@@ -130,13 +150,18 @@ class Origins:
                         self._raise(inner, Origin.TOUCHED)
 
     def _raise(self, target: ast.AST | str, origin: Origin) -> None:
-        names = [target] if isinstance(target, str) else [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
+        names = (
+            [target]
+            if isinstance(target, str)
+            else [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
+        )
         for name in names:
             self.names[name] = max(origin, self.names.get(name, Origin.TEST))
 
 
 def parametrized(function: Function) -> Mapping[str, tuple[ast.Call, int]]:
-    """Arguments that `pytest.mark.parametrize` fills: the decorator, and the argument's column in it."""
+    """Arguments that `pytest.mark.parametrize` fills: the decorator, and the argument's column in
+    it."""
     found: dict[str, tuple[ast.Call, int]] = {}
     for call in function.decorator_list:
         if not (isinstance(call, ast.Call) and _called(call) == "parametrize" and call.args):
@@ -145,7 +170,11 @@ def parametrized(function: Function) -> Mapping[str, tuple[ast.Call, int]]:
         if isinstance(names, ast.Constant) and isinstance(names.value, str):
             words = [word.strip() for word in names.value.split(",")]
         elif isinstance(names, ast.List | ast.Tuple):
-            words = [n.value for n in names.elts if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+            words = [
+                n.value
+                for n in names.elts
+                if isinstance(n, ast.Constant) and isinstance(n.value, str)
+            ]
         else:
             continue
         found |= {word: (call, column) for column, word in enumerate(words)}
@@ -153,11 +182,14 @@ def parametrized(function: Function) -> Mapping[str, tuple[ast.Call, int]]:
 
 
 def claims_of(statement: ast.stmt, origins: Origins) -> list[Claim] | None:
-    """The claims of an assertion; an empty list if nothing in it can be observed, None if it is not an assertion."""
+    """The claims of an assertion; an empty list if nothing in it can be observed, None if it is not
+    an assertion."""
     match statement:
         case ast.Assert(test=test):
             return list(_conditions(test, origins))
-        case ast.With(items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=target)], body=body):
+        case ast.With(
+            items=[ast.withitem(context_expr=ast.Call() as call, optional_vars=target)], body=body
+        ):
             if _called(call) in RAISERS and (expected := _exception(call)):
                 return [Claim("raises", body, expected, target)]
         case ast.Expr(value=ast.Call() as call):
@@ -195,7 +227,9 @@ def _conditions(test: ast.expr, origins: Origins) -> Iterator[Claim]:
                 yield from _conditions(value, origins)
         case ast.Compare(left=left, ops=ops, comparators=rights):
             for first, operator, second in zip([left, *rights], ops, rights, strict=False):
-                written = ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))  # such as "a == b"
+                written = ast.unparse(
+                    ast.Compare(ast.Name("a"), [operator], [ast.Name("b")])
+                )  # such as "a == b"
                 yield from _pair(first, written[2:-2], second, origins)
         case ast.Call() if _called(test) in RAISERS and test.args:
             yield from _raising_call(test)
@@ -214,10 +248,14 @@ def _pair(left: ast.expr, operator: str, right: ast.expr, origins: Origins) -> I
     mirrored = sides[1] > sides[0]
     observed, expected = (right, left) if mirrored else (left, right)
     operator = MIRRORED.get(operator, operator) if mirrored else operator
-    singleton = isinstance(expected, ast.Constant) and any(expected.value is one for one in _SINGLETONS)
+    singleton = isinstance(expected, ast.Constant) and any(
+        expected.value is one for one in _SINGLETONS
+    )
     if operator in ("is", "is not") and not singleton:
         # Identity cannot be told from outside.
-        yield Claim("truthy" if operator == "is" else "falsy", ast.Compare(observed, [ast.Is()], [expected]))
+        yield Claim(
+            "truthy" if operator == "is" else "falsy", ast.Compare(observed, [ast.Is()], [expected])
+        )
     else:
         yield Claim(operator, observed, expected)
 
@@ -239,7 +277,11 @@ def _exception(call: ast.Call) -> ast.expr | None:
     """A pair: the type, or the types, and the pattern for the message, or None."""
     patterns: list[ast.expr] = [k.value for k in call.keywords if k.arg == "match"]
     patterns += call.args[1:2] if _called(call) == "assertRaisesRegex" else []
-    return ast.Tuple([call.args[0], (*patterns, ast.Constant(None))[0]], ast.Load()) if call.args else None
+    return (
+        ast.Tuple([call.args[0], (*patterns, ast.Constant(None))[0]], ast.Load())
+        if call.args
+        else None
+    )
 
 
 def _negated(claim: Claim) -> Claim:

@@ -1,6 +1,8 @@
-"""Values as JSON, written inside the sandbox and outside of it alike. Standard library only, old syntax.
+"""Values as JSON, written inside the sandbox and outside of it alike. Standard library only, old
+syntax.
 
-Plain values keep their value, whatever class they have: a subclass of `list` is a list. What has none is opaque.
+Plain values keep their value, whatever class they have: a subclass of `list` is a list. What has
+none is opaque.
 """
 
 import collections
@@ -14,7 +16,8 @@ MAX_PARTS = 20000
 MAX_DEPTH = 40
 MAX_MESSAGE = 2000
 MAX_DIGITS = 4300
-"""Characters of one number, Python's own limit for text of integers: arithmetic takes the square of it in time."""
+"""Characters of one number, Python's own limit for text of integers: arithmetic takes the square of
+it in time."""
 
 
 def encode(value):
@@ -62,13 +65,20 @@ def _encode(value, room, depth):
     if isinstance(value, (abc.Set, abc.KeysView)):
         return ["set", sorted(parts(value), key=json.dumps)]
     if isinstance(value, abc.Mapping):
-        pairs = dict.items(value) if isinstance(value, dict) else [(key, value[key]) for key in value]
-        return ["dict", [[_encode(k, room, depth + 1), _encode(v, room, depth + 1)] for k, v in pairs]]
+        pairs = (
+            dict.items(value) if isinstance(value, dict) else [(key, value[key]) for key in value]
+        )
+        return [
+            "dict",
+            [[_encode(k, room, depth + 1), _encode(v, room, depth + 1)] for k, v in pairs],
+        ]
     if isinstance(value, abc.Sequence):
         return ["list", parts(value)]
     # What tests compare with, and no result is.
     kind = type(value)
-    if kind.__module__ in ("_pytest.python_api", "_pytest.approx") and kind.__name__.startswith("Approx"):
+    if kind.__module__ in ("_pytest.python_api", "_pytest.approx") and kind.__name__.startswith(
+        "Approx"
+    ):
         return ["approx", encode(value.expected), encode(value.rel), encode(value.abs)]
     if hasattr(value, "pattern") and hasattr(value, "flags"):
         return ["pattern", value.pattern, value.flags]
@@ -98,7 +108,8 @@ def names_of(kind):
 
 
 def loosely(encoded):
-    """Text that is the same for values that are easily made from each other: 1 and True, a list and a tuple."""
+    """Text that is the same for values that are easily made from each other: 1 and True, a list and
+    a tuple."""
     return json.dumps(_loose(encoded))
 
 

@@ -18,8 +18,9 @@ _TESTS = ("FAIL_TO_PASS", "PASS_TO_PASS")
 class Instance(Settings):
     """One task: the tree at `base_commit` of `repo`, the statement, and the tests that decide.
 
-    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before judging;
-    `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node ids.
+    `patch` is the reference solution (never shown), `test_patch` what the tests' files get before
+    judging; `fail_to_pass` must turn green, `pass_to_pass` must stay green, both as pytest's node
+    ids.
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -33,7 +34,8 @@ class Instance(Settings):
     fail_to_pass: tuple[str, ...] = Field(alias=_TESTS[0])
     pass_to_pass: tuple[str, ...] = Field(alias=_TESTS[1])
     draw_arguments: bool = Field(default=True, alias="DRAW_ARGUMENTS")
-    """Our own column: judge readable tests with other arguments too, on which the reference solution decides."""
+    """Our own column: judge readable tests with other arguments too, on which the reference
+    solution decides."""
 
     def __hash__(self) -> int:
         return hash((self.instance_id, self.repo, self.base_commit))
@@ -45,11 +47,14 @@ class Instance(Settings):
 
     def row(self) -> dict[str, Any]:
         """The instance in SWE-Gym's columns, with ours where it differs from the default."""
-        return self.model_dump(mode="json", by_alias=True, exclude={"draw_arguments"} if self.draw_arguments else None)
+        return self.model_dump(
+            mode="json", by_alias=True, exclude={"draw_arguments"} if self.draw_arguments else None
+        )
 
 
 def read_instance(row: Mapping[str, Any], where: str = "instance") -> Instance:
-    """Build an instance from a row; unknown columns are left aside. Raises ConfigError for wrong ones."""
+    """Build an instance from a row; unknown columns are left aside. Raises ConfigError for wrong
+    ones."""
     name = row.get("instance_id")
     where = f"{where} ({name})" if isinstance(name, str) else where
     tests = {key: _read_tests(row.get(key), f"{where}: {key}") for key in _TESTS}
@@ -74,7 +79,8 @@ def _read_tests(value: Any, where: str) -> tuple[str, ...]:
 
 
 def load_instances(path: str | Path) -> Mapping[str, Instance]:
-    """Read a file's instances by id, again after an edit; raises ConfigError for missing or damaged ones."""
+    """Read a file's instances by id, again after an edit; raises ConfigError for missing or damaged
+    ones."""
     path = Path(path).expanduser()
     try:
         return _load(path, path.stat().st_mtime_ns)

@@ -1,4 +1,5 @@
-"""Collects what the files of a tree hold: the literals of Python files, and the text of all files."""
+"""Collects what the files of a tree hold: the literals of Python files, and the text of all
+files."""
 
 import ast
 from collections.abc import Iterator

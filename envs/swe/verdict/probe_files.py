@@ -3,7 +3,8 @@
     assert names(["bo", "al", "bo"]) == ["al", "bo"]     ->     probe(7, lambda: names(["bo", "al", "bo"]))
     with pytest.raises(ValueError): parse("")            ->     probe(8, lambda: parse(""))
 
-For the reference solution alone there is a second version, in which a probe also computes what is expected.
+For the reference solution alone there is a second version, in which a probe also computes what is
+expected.
 """
 
 import ast
@@ -18,7 +19,9 @@ from envs.swe.verdict.claims import Claim, Function, Origins, claims_of
 from envs.swe.verdict.slicing import slice_tests
 
 TRUTHS = ("truthy", "falsy", "contains", "lacks")
-_UNFIT = ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Return | ast.Nonlocal | ast.Global
+_UNFIT = (
+    ast.Await | ast.Yield | ast.YieldFrom | ast.NamedExpr | ast.Return | ast.Nonlocal | ast.Global
+)
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,36 @@ class ProbeFiles:
 
 def top_level_names(tree: Path) -> frozenset[str]:
     """Names by which modules and packages of a repository are imported."""
-    return frozenset(p.stem for root in (tree, tree / "src") if root.is_dir() for p in root.iterdir())
+    return frozenset(
+        p.stem for root in (tree, tree / "src") if root.is_dir() for p in root.iterdir()
+    )
 
 
 def probe_files(
-    tree: Path, is_test: Callable[[str], bool], packages: frozenset[str], draw: int = 0, with_expected: bool = False
+    tree: Path,
+    is_test: Callable[[str], bool],
+    packages: frozenset[str],
+    draw: int = 0,
+    with_expected: bool = False,
 ) -> ProbeFiles:
-    """The probe files for the tests below `tree` and their helpers; those that are not Python come out empty.
+    """The probe files for the tests below `tree` and their helpers; those that are not Python come
+    out empty.
 
-    They depend on the test files and on `packages`, the names of what is tested, alone. With a `draw` other than 0,
-    literals of the tests are drawn anew; `with_expected` gives the reference's version.
+    They depend on the test files and on `packages`, the names of what is tested, alone. With a
+    `draw` other than 0, literals of the tests are drawn anew; `with_expected` gives the reference's
+    version.
     """
-    paths = [p for p in sorted(tree.rglob("*.py")) if p.is_file() and is_test(p.relative_to(tree).as_posix())]
-    return _make(tuple((p.relative_to(tree).as_posix(), p.read_bytes()) for p in paths), packages, draw, with_expected)
+    paths = [
+        p
+        for p in sorted(tree.rglob("*.py"))
+        if p.is_file() and is_test(p.relative_to(tree).as_posix())
+    ]
+    return _make(
+        tuple((p.relative_to(tree).as_posix(), p.read_bytes()) for p in paths),
+        packages,
+        draw,
+        with_expected,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -99,17 +119,29 @@ def _make(
         elif isinstance(node, ast.Attribute):
             node.attr = names.get(node.attr, node.attr)
     for module in modules.values():
-        future = sum(isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in module.body)
+        future = sum(
+            isinstance(node, ast.ImportFrom) and node.module == "__future__" for node in module.body
+        )
         module.body.insert(future, ast.ImportFrom("swe_probe", [ast.alias("probe")], 0))
-    texts = {path: ast.unparse(ast.fix_missing_locations(module)) + "\n" for path, module in modules.items()}
+    texts = {
+        path: ast.unparse(ast.fix_missing_locations(module)) + "\n"
+        for path, module in modules.items()
+    }
     return ProbeFiles(texts, probes, names)
 
 
 class _Rewriter(ast.NodeTransformer):
     """Replaces the assertions of one module."""
 
-    def __init__(self, origins: Origins, with_expected: bool, draw: int, probes: dict[int, Probe]) -> None:
-        self.module_origins, self.with_expected, self.draw, self.probes = origins, with_expected, draw, probes
+    def __init__(
+        self, origins: Origins, with_expected: bool, draw: int, probes: dict[int, Probe]
+    ) -> None:
+        self.module_origins, self.with_expected, self.draw, self.probes = (
+            origins,
+            with_expected,
+            draw,
+            probes,
+        )
         self.origins: Origins | None = None
         """Those of the test function that is being rewritten."""
         self.nested = False
@@ -146,7 +178,13 @@ class _Rewriter(ast.NodeTransformer):
             return self.generic_visit(node)
         if not claims or _is_unfit(node):
             counted = ast.Expr(_call(self._new(Probe("none"))))
-            return [counted, node] if self.with_expected else [node] if _is_unfit(node) else [ast.Pass()]
+            return (
+                [counted, node]
+                if self.with_expected
+                else [node]
+                if _is_unfit(node)
+                else [ast.Pass()]
+            )
         if self.nested:
             # A callback: the package decides how often it runs, and in which order.
             claims = [replace(claim, operator="none", expected=None) for claim in claims]
@@ -161,10 +199,17 @@ class _Rewriter(ast.NodeTransformer):
             assert isinstance(observed, ast.expr) and expected is not None
             observed, expected = ast.Compare(expected, [ast.In()], [observed]), None
         nodes = ast.walk(observed) if isinstance(observed, ast.expr) else ()
-        compares = any(isinstance(operator, ast.cmpop) and not isinstance(operator, ast.In) for operator in nodes)
+        compares = any(
+            isinstance(operator, ast.cmpop) and not isinstance(operator, ast.In)
+            for operator in nodes
+        )
         number = self._new(Probe(claim.operator, claim.exception, compares=compares))
         before: list[ast.stmt] = []
-        if isinstance(observed, list) and len(observed) == 1 and isinstance(observed[0], ast.Expr | ast.Assign):
+        if (
+            isinstance(observed, list)
+            and len(observed) == 1
+            and isinstance(observed[0], ast.Expr | ast.Assign)
+        ):
             observed = observed[0].value
         if isinstance(observed, list):
             step = f"step_{number}"
@@ -175,7 +220,10 @@ class _Rewriter(ast.NodeTransformer):
         if self.with_expected and expected is not None:
             arguments.append(ast.Lambda(_no_arguments(), expected))
         call = _call(number, *arguments)
-        return [*before, ast.Assign([claim.target], call) if claim.target is not None else ast.Expr(call)]
+        return [
+            *before,
+            ast.Assign([claim.target], call) if claim.target is not None else ast.Expr(call),
+        ]
 
     def _new(self, probe: Probe) -> int:
         self.probes[len(self.probes)] = probe
@@ -201,10 +249,12 @@ def _drop_docstring(node: ast.Module | ast.ClassDef | Function) -> None:
 
 
 def draw_literals(function: Function, seed: int) -> None:
-    """Draw other literal arguments for a test that the agent could read, so that hard-coded answers are wrong.
+    """Draw other literal arguments for a test that the agent could read, so that hard-coded answers
+    are wrong.
 
-    Changes are mild: numbers from 2 on grow by the same small amount, and letters of short texts move along the
-    alphabet. Equal literals stay equal and keep their order. The same seed makes the same changes.
+    Changes are mild: numbers from 2 on grow by the same small amount, and letters of short texts
+    move along the alphabet. Equal literals stay equal and keep their order. The same seed makes the
+    same changes.
     """
     rng = random.Random(f"{seed} {function.name}")
     step, turn = rng.randint(1, 3), rng.randint(1, 5)
@@ -216,7 +266,11 @@ def draw_literals(function: Function, seed: int) -> None:
             continue
         if isinstance(node.value, str) and len(node.value) <= _MAX_DRAWN_TEXT:
             node.value = node.value.translate(letters)
-        elif isinstance(node.value, int | float) and not isinstance(node.value, bool) and node.value >= 2:
+        elif (
+            isinstance(node.value, int | float)
+            and not isinstance(node.value, bool)
+            and node.value >= 2
+        ):
             node.value += step
 
 
@@ -225,7 +279,9 @@ def _kept(node: ast.AST) -> Sequence[ast.AST]:
     if isinstance(node, ast.JoinedStr):
         return list(ast.walk(node))
     if isinstance(node, ast.Call):
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = (
+            node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        )
         if name in ("parametrize", "getattr", "setattr", "hasattr", "encode", "decode", "open"):
             return node.args[:2]
     return []

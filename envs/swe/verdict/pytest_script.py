@@ -1,8 +1,9 @@
-"""Runs pytest inside the sandbox and writes a report to a pipe: the outcomes of the required tests, or what probes see.
+"""Runs pytest inside the sandbox and writes a report to a pipe: the outcomes of the required tests,
+or what probes see.
 
-Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code under test shares
-this process and can forge any line. Outcomes therefore count only on a tree whose probes were right: a forger does not
-know the values that the lines of probes should hold.
+Standard library and pytest only, and old syntax, because the repository's own Python runs it. Code
+under test shares this process and can forge any line. Outcomes therefore count only on a tree whose
+probes were right: a forger does not know the values that the lines of probes should hold.
 """
 
 import gc
@@ -48,7 +49,9 @@ class Judge:
 
     def pytest_collection_finish(self, session):
         # After the hooks of every conftest, which may add marks.
-        self.marked = {item.nodeid for item in session.items if item.get_closest_marker("xfail") is not None}
+        self.marked = {
+            item.nodeid for item in session.items if item.get_closest_marker("xfail") is not None
+        }
 
     def pytest_collectreport(self, report):
         if report.failed:
@@ -104,14 +107,17 @@ class Prober:
         self.states = generator_states()
 
     def probe(self, number, observed=None, expected=None):
-        """Report what `observed` returns or raises, and pass it on; `expected` is there in the reference alone."""
+        """Report what `observed` returns or raises, and pass it on; `expected` is there in the
+        reference alone."""
         record, result, frame = {"probe": number, "test": self.test}, None, sys._getframe(1)
         if str(number) in self.leaks:
             if self.held is None:
                 wanted = set().union(*self.leaks.values())
                 self.held = reachable([vars(module) for module in test_modules().values()], wanted)
             wanted = set(self.leaks[str(number)])
-            record["seen"] = sorted((self.held & wanted) | reachable(frames_of_tests(frame), wanted - self.held))
+            record["seen"] = sorted(
+                (self.held & wanted) | reachable(frames_of_tests(frame), wanted - self.held)
+            )
         if observed is not None:
             try:
                 result = observed()
@@ -123,7 +129,9 @@ class Prober:
                 record["raised"] = names_of(type(error)) + aliases(type(error), frame)
                 record["message"] = encode(str(error)[:MAX_MESSAGE])
                 result = Raised(error)
-        record["drawn"] = any(self.states.get(name, now) != now for name, now in generator_states().items())
+        record["drawn"] = any(
+            self.states.get(name, now) != now for name, now in generator_states().items()
+        )
         if expected is not None:
             record["expected"] = encode(expected())
         self.tell(**record)
@@ -131,7 +139,8 @@ class Prober:
 
 
 def generator_states():
-    """The states of the generators that most code draws from: another state means that something was drawn."""
+    """The states of the generators that most code draws from: another state means that something
+    was drawn."""
     states = {"random": pickle.dumps(random.getstate())}
     if "numpy.random" in sys.modules:
         states["numpy"] = pickle.dumps(sys.modules["numpy.random"].get_state())
@@ -139,14 +148,19 @@ def generator_states():
 
 
 def aliases(kind, frame):
-    """Names by which the test can call a class or what it inherits from, wherever they are defined."""
+    """Names by which the test can call a class or what it inherits from, wherever they are
+    defined."""
     found = []
     for name, value in [*frame.f_globals.items(), *frame.f_locals.items()]:
         if isinstance(value, types.ModuleType):
             known = [(name + "." + inner, one) for inner, one in list(vars(value).items())]
         else:
             known = [(name, value)]
-        found += [text for text, one in known if isinstance(one, type) and one in kind.__mro__ and one is not object]
+        found += [
+            text
+            for text, one in known
+            if isinstance(one, type) and one in kind.__mro__ and one is not object
+        ]
     return found
 
 
@@ -157,7 +171,9 @@ SKIPPED = ("_pytest", "pytest", "pluggy", "__main__")
 def test_modules():
     """The modules of the tests and their helpers, by name."""
     return {
-        name: module for name, module in list(sys.modules.items()) if "probe" in vars(module) and name != "swe_probe"
+        name: module
+        for name, module in list(sys.modules.items())
+        if "probe" in vars(module) and name != "swe_probe"
     }
 
 
@@ -172,16 +188,19 @@ def frames_of_tests(frame):
 
 
 def reachable(waiting, wanted):
-    """Those of the `wanted` values, as `loosely` writes them, that some object holds which can be reached from others.
+    """Those of the `wanted` values, as `loosely` writes them, that some object holds which can be
+    reached from others.
 
-    The search follows every reference but those into modules, other modules' classes and functions, and pytest. If it
-    meets too many objects, all count as held.
+    The search follows every reference but those into modules, other modules' classes and functions,
+    and pytest. If it meets too many objects, all count as held.
     """
     if not wanted:
         return set()
     tests = test_modules()
     seen, kept, found = set(), [], set()
-    foreign = {id(vars(module)) for module in list(sys.modules.values())}.difference(map(id, waiting))
+    foreign = {id(vars(module)) for module in list(sys.modules.values())}.difference(
+        map(id, waiting)
+    )
     texts = {text: json.loads(text) for text in wanted if text.startswith('"')}
     while waiting and len(found) < len(wanted):
         value = waiting.pop()
@@ -205,7 +224,8 @@ PLAIN = (bool, int, float, complex, str, bytes, tuple, list, set, frozenset, dic
 
 
 def is_foreign(value, tests):
-    """Whether an object belongs to pytest, or is a module, class or function that no test module defines."""
+    """Whether an object belongs to pytest, or is a module, class or function that no test module
+    defines."""
     if isinstance(value, (types.ModuleType, types.FrameType)):
         return True
     if isinstance(value, (type, types.FunctionType)):
@@ -227,13 +247,19 @@ def main():
         vars(sys.modules["swe_probe"])["probe"] = plugin.probe
     sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
     del sys.modules["encoding"]  # the repository may have a module of this name
-    # From here on the repository's code can be imported: first in the path, after everything of ours is loaded.
+    # From here on the repository's code can be imported: first in the path, after everything of
+    # ours is loaded.
     sys.path[:0] = job["roots"]
     os.environ["PYTHONPATH"] = os.pathsep.join(job["roots"])
     sys.argv[:] = ["pytest"]
     code = int(pytest.main(job["args"], plugins=[plugin]))
     if isinstance(plugin, Judge):
-        tell(code=code, collected=plugin.collected, uncollectable=plugin.uncollectable, outcomes=plugin.outcomes)
+        tell(
+            code=code,
+            collected=plugin.collected,
+            uncollectable=plugin.uncollectable,
+            outcomes=plugin.outcomes,
+        )
     os._exit(code)
 
 

@@ -1,4 +1,5 @@
-"""The schema of what `pytest_script.py` reports from the sandbox. Anything else that comes out of there is refused.
+"""The schema of what `pytest_script.py` reports from the sandbox. Anything else that comes out of
+there is refused.
 
 Invariant: a record is plain data of JSON, and its fields have the declared types.
 """
@@ -18,7 +19,8 @@ class NotCounted(Exception):
 
 
 class ProbeRecord(BaseModel):
-    """What one probe reported once. `value`, `message` and `expected` are as `encoding.encode` writes them."""
+    """What one probe reported once. `value`, `message` and `expected` are as `encoding.encode`
+    writes them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     probe: Number
@@ -52,14 +54,17 @@ class TestRun(BaseModel):
     @property
     def green(self) -> frozenset[str]:
         """Tests that passed, or failed as their `xfail` mark says."""
-        return frozenset(test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed"))
+        return frozenset(
+            test for test, outcome in self.outcomes.items() if outcome in ("passed", "xfailed")
+        )
 
 
 R = TypeVar("R", bound=BaseModel)
 
 
 def read_records(kind: type[R], outcome: Outcome) -> list[R]:
-    """Read the records of a run, one per line; raises NotCounted if it was stopped, or if a line is not a record."""
+    """Read the records of a run, one per line; raises NotCounted if it was stopped, or if a line is
+    not a record."""
     if outcome.stopped:
         raise NotCounted(f"the tests were stopped by their {outcome.stopped} limit")
     try:

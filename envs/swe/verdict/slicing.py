@@ -1,6 +1,7 @@
 """Removes from probe files what only fed expected sides: a backward slice from the probes.
 
-What the package computed or may have changed stays, so that the probes see the same state as the tests.
+What the package computed or may have changed stays, so that the probes see the same state as the
+tests.
 """
 
 import ast
@@ -13,31 +14,47 @@ _CALLED = ("test", "pytest", "setup", "teardown", "__")
 
 
 def slice_tests(
-    modules: Mapping[str, ast.Module], functions: list[tuple[Function, Origins]], packages: Collection[str]
+    modules: Mapping[str, ast.Module],
+    functions: list[tuple[Function, Origins]],
+    packages: Collection[str],
 ) -> None:
-    """Remove what only fed expected sides: assignments, helpers, columns of loop tables and of parameters."""
+    """Remove what only fed expected sides: assignments, helpers, columns of loop tables and of
+    parameters."""
     whole = {path: Origins(module, packages) for path, module in modules.items()}
     gone: set[str] = set()
     while True:
         names = frozenset[str]().union(*map(_loaded, modules.values()))
         nodes = (node for module in modules.values() for node in ast.walk(module))
-        attributes = {n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+        attributes = {
+            n.attr for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
+        }
         read = names | attributes
         unused: list[ast.AST] = []
         for function, origins in functions:
             loaded = _loaded(function)
-            unused += [node for node in ast.walk(function) if _is_unused(node, origins, loaded, attributes)]
+            unused += [
+                node for node in ast.walk(function) if _is_unused(node, origins, loaded, attributes)
+            ]
         for path, module in modules.items():
             origins = whole[path]
             classes = (node for node in ast.walk(module) if isinstance(node, ast.ClassDef))
-            unused += [n for scope in classes for n in scope.body if _is_unused(n, origins, read, attributes)]
+            unused += [
+                n
+                for scope in classes
+                for n in scope.body
+                if _is_unused(n, origins, read, attributes)
+            ]
             for node in module.body:
                 # pytest calls some functions by their name or their decorator.
-                called = isinstance(node, Function) and (node.decorator_list or node.name.startswith(_CALLED))
+                called = isinstance(node, Function) and (
+                    node.decorator_list or node.name.startswith(_CALLED)
+                )
                 if isinstance(node, Function) and not called and node.name not in read:
                     unused.append(node)
                     gone.add(node.name)
-                elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_unused(node, origins, read, attributes):
+                elif isinstance(node, ast.Assign | ast.AnnAssign) and _is_unused(
+                    node, origins, read, attributes
+                ):
                     unused.append(node)
                     gone |= {target.id for target in _targets(node) if isinstance(target, ast.Name)}
         if not unused:
@@ -46,27 +63,45 @@ def slice_tests(
             _Remover(unused).visit(module)
     stems = {Path(path).stem for path in modules}
     for node in (node for module in modules.values() for node in ast.walk(module)):
-        # What was removed from another module of the tests is not imported; the import itself stays.
+        # What was removed from another module of the tests is not imported; the import itself
+        # stays.
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[-1] in stems:
-            node.names = [a for a in node.names if a.name not in gone] or [ast.alias("__name__", "_")]
+            node.names = [a for a in node.names if a.name not in gone] or [
+                ast.alias("__name__", "_")
+            ]
     for function, _ in functions:
         _blank_columns(function)
 
 
-def _is_unused(node: ast.AST, origins: Origins, names: Collection[str], attributes: Collection[str]) -> bool:
-    """Whether a statement stores a value that the package had no part in, and that nothing reads."""
+def _is_unused(
+    node: ast.AST, origins: Origins, names: Collection[str], attributes: Collection[str]
+) -> bool:
+    """Whether a statement stores a value that the package had no part in, and that nothing
+    reads."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return False
-    if any(isinstance(n, ast.Yield | ast.YieldFrom | ast.Await | ast.NamedExpr) for n in ast.walk(node.value)):
+    if any(
+        isinstance(n, ast.Yield | ast.YieldFrom | ast.Await | ast.NamedExpr)
+        for n in ast.walk(node.value)
+    ):
         return False
     if not all(
         (isinstance(t, ast.Name) and t.id not in names and not t.id.startswith(("__", "pytest")))
-        or (isinstance(t, ast.Attribute) and isinstance(t.value, ast.Name) and t.attr not in attributes)
+        or (
+            isinstance(t, ast.Attribute)
+            and isinstance(t.value, ast.Name)
+            and t.attr not in attributes
+        )
         for t in _targets(node)
     ):
         return False
-    origin, calls = origins.of(node.value), any(isinstance(n, ast.Call) for n in ast.walk(node.value))
-    return (origin is Origin.TEST and (not calls or origins.in_function)) or (origin is Origin.TOUCHED and not calls)
+    origin, calls = (
+        origins.of(node.value),
+        any(isinstance(n, ast.Call) for n in ast.walk(node.value)),
+    )
+    return (origin is Origin.TEST and (not calls or origins.in_function)) or (
+        origin is Origin.TOUCHED and not calls
+    )
 
 
 def _blank_columns(function: Function) -> None:
@@ -107,7 +142,11 @@ def _blank_column(table: ast.expr, column: int, width: int) -> None:
     if not isinstance(table, ast.List | ast.Tuple):
         return
     for index, row in enumerate(table.elts):
-        if isinstance(row, ast.Call) and isinstance(row.func, ast.Attribute) and row.func.attr == "param":
+        if (
+            isinstance(row, ast.Call)
+            and isinstance(row.func, ast.Attribute)
+            and row.func.attr == "param"
+        ):
             row.keywords = [keyword for keyword in row.keywords if keyword.arg != "id"]
             if column < len(row.args):
                 row.args[column] = ast.Constant(0)

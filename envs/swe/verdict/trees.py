@@ -1,6 +1,8 @@
-"""Builds the trees that tests run in: a commit's files, the tests' patch, and of the agent's changes what counts.
+"""Builds the trees that tests run in: a commit's files, the tests' patch, and of the agent's
+changes what counts.
 
-Invariant: the agent's tree is read as plain bytes, without links, pipes, devices, caches and git data.
+Invariant: the agent's tree is read as plain bytes, without links, pipes, devices, caches and git
+data.
 """
 
 import contextlib
@@ -31,7 +33,11 @@ _CONFIGURATION = re.compile(
 _NEVER_FOLDERS = frozenset((".git", "__pycache__", ".pytest_cache", ".hypothesis"))
 _NEVER_ENDINGS = (".pyc", ".pyo", ".pth", ".egg-link")
 _TEST_NAME = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py")
-_IDENTITY = {"NAME": "slime-verlog", "EMAIL": "none@example.invalid", "DATE": "2000-01-01T00:00:00+0000"}
+_IDENTITY = {
+    "NAME": "slime-verlog",
+    "EMAIL": "none@example.invalid",
+    "DATE": "2000-01-01T00:00:00+0000",
+}
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,11 @@ def default_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "slime-verlog", "swe")
 
 
-def git(*arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: str | None = None) -> str:
-    """Run git without hooks and the user's settings; raises ConfigError, with git's message, if it refuses."""
+def git(
+    *arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: str | None = None
+) -> str:
+    """Run git without hooks and the user's settings; raises ConfigError, with git's message, if it
+    refuses."""
     env = {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
         "HOME": "/nonexistent",
@@ -59,27 +68,47 @@ def git(*arguments: str, cwd: Path, extra: dict[str, str] | None = None, stdin: 
     }
     argv = ["git", "-c", "core.hooksPath=/dev/null", "-c", "safe.directory=*", *arguments]
     try:
-        done = subprocess.run(argv, cwd=cwd, env=env, input=stdin, capture_output=True, encoding="utf-8", check=False)
+        done = subprocess.run(
+            argv, cwd=cwd, env=env, input=stdin, capture_output=True, encoding="utf-8", check=False
+        )
     except FileNotFoundError as error:
-        raise MissingDependencyError("SWE tasks need git; install it with: apt-get install -y git") from error
+        raise MissingDependencyError(
+            "SWE tasks need git; install it with: apt-get install -y git"
+        ) from error
     if done.returncode != 0:
         raise ConfigError(f"git {arguments[0]} in {cwd}: {done.stderr.strip() or done.returncode}")
     return done.stdout
 
 
 def commit_all(tree: Path) -> str:
-    """Make the tree a repository of one commit, whose id depends on the files alone; return the id."""
+    """Make the tree a repository of one commit, whose id depends on the files alone; return the
+    id."""
     git("init", "-q", "-b", "main", "--template=", ".", cwd=tree)
     git("add", "-A", "-f", ".", cwd=tree)
-    identity = {f"GIT_{who}_{key}": value for who in ("AUTHOR", "COMMITTER") for key, value in _IDENTITY.items()}
-    git("commit", "-q", "--allow-empty", "-m", "The repository as it was found", cwd=tree, extra=identity)
+    identity = {
+        f"GIT_{who}_{key}": value
+        for who in ("AUTHOR", "COMMITTER")
+        for key, value in _IDENTITY.items()
+    }
+    git(
+        "commit",
+        "-q",
+        "--allow-empty",
+        "-m",
+        "The repository as it was found",
+        cwd=tree,
+        extra=identity,
+    )
     return git("rev-parse", "HEAD", cwd=tree).strip()
 
 
 def pristine_tree(repository: Path, commit: str, cache: Path) -> Path:
-    """Return a commit's files as a repository of one commit, from the cache or the clone; raises as `git`."""
+    """Return a commit's files as a repository of one commit, from the cache or the clone; raises as
+    `git`."""
     if not repository.is_dir():
-        raise ConfigError(f"env.repos: {repository} is not a folder; clone the repository there first")
+        raise ConfigError(
+            f"env.repos: {repository} is not a folder; clone the repository there first"
+        )
     key = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:8]
     name = re.sub(r"[^A-Za-z0-9._-]", "_", repository.name)
     target = cache / "trees" / f"{name}-{key}-{re.sub('[^A-Za-z0-9]', '_', commit)[:40]}"
@@ -97,7 +126,8 @@ def pristine_tree(repository: Path, commit: str, cache: Path) -> Path:
 
 @contextlib.contextmanager
 def building(target: Path) -> Iterator[Path | None]:
-    """Hold the lock of `target`; yield a scratch path that becomes it, or None if it is there already."""
+    """Hold the lock of `target`; yield a scratch path that becomes it, or None if it is there
+    already."""
     if target.exists():
         yield None
         return
@@ -113,8 +143,11 @@ def building(target: Path) -> Iterator[Path | None]:
         os.rename(scratch, target)
 
 
-def build_tree(target: Path, pristine: Path, test_patch: str = "", changes: Mapping[str, Change] = {}) -> None:
-    """Make a tree with the pristine files, the tests' patch and changes, without git's data; raises as `git`."""
+def build_tree(
+    target: Path, pristine: Path, test_patch: str = "", changes: Mapping[str, Change] = {}
+) -> None:
+    """Make a tree with the pristine files, the tests' patch and changes, without git's data; raises
+    as `git`."""
     copy_tree(pristine, target)
     remove_tree(target / ".git")
     if test_patch.strip():
@@ -126,15 +159,19 @@ def build_tree(target: Path, pristine: Path, test_patch: str = "", changes: Mapp
 def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
     """Files that differ between the agent's tree and the pristine one, by relative path.
 
-    A file of the same size and time as the pristine one counts as unchanged. Raises NotCounted past `MAX_FILES`
-    files or `MAX_BYTES` bytes.
+    A file of the same size and time as the pristine one counts as unchanged. Raises NotCounted past
+    `MAX_FILES` files or `MAX_BYTES` bytes.
     """
     changes: dict[str, Change] = {}
     before, after = dict(_plain_files(pristine)), dict(_plain_files(tree))
     room = MAX_BYTES
     for path, status in after.items():
         old = before.get(path)
-        if old and (old.st_size, old.st_mtime_ns, old.st_mode) == (status.st_size, status.st_mtime_ns, status.st_mode):
+        if old and (old.st_size, old.st_mtime_ns, old.st_mode) == (
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_mode,
+        ):
             continue
         room -= status.st_size
         if room < 0 or len(changes) >= MAX_FILES:
@@ -170,13 +207,15 @@ def patched_files(patch: str) -> frozenset[str]:
 
 
 def is_readable(test: str, instance: Instance, pristine: Path) -> bool:
-    """Whether the agent can read a test: its file is in the tree and the tests' patch does not touch it."""
+    """Whether the agent can read a test: its file is in the tree and the tests' patch does not
+    touch it."""
     path = test.split("::", 1)[0]
     return path not in patched_files(instance.test_patch) and (pristine / path).exists()
 
 
 def is_protected(path: str, instance: Instance) -> bool:
-    """Whether a file is judged as we have it: what configures tests, and tests that the reference leaves alone."""
+    """Whether a file is judged as we have it: what configures tests, and tests that the reference
+    leaves alone."""
     pure = PurePosixPath(path)
     ours = _test_files(instance)
     # A folder in the place of such a file would remove it as well.
@@ -190,7 +229,9 @@ def is_protected(path: str, instance: Instance) -> bool:
 
 @functools.lru_cache(maxsize=16)
 def _test_files(instance: Instance) -> frozenset[str]:
-    return patched_files(instance.test_patch) | {test.split("::", 1)[0] for test in instance.required}
+    return patched_files(instance.test_patch) | {
+        test.split("::", 1)[0] for test in instance.required
+    }
 
 
 def apply_changes(tree: Path, changes: Mapping[str, Change]) -> None:
@@ -220,14 +261,19 @@ def counted_changes(tree: Path, pristine: Path, instance: Instance) -> Mapping[s
 
 
 def build_reference(tree: Path, pristine: Path, instance: Instance) -> None:
-    """Make the tree that the reference solution leaves; raises ConfigError if its patch does not apply."""
+    """Make the tree that the reference solution leaves; raises ConfigError if its patch does not
+    apply."""
     if not instance.patch.strip():
-        raise ConfigError(f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated")
+        raise ConfigError(
+            f"{instance.instance_id}: it has no reference patch, so its tests cannot be validated"
+        )
     remove_tree(tree)
     try:
         build_tree(tree, pristine, instance.patch)
     except ConfigError as error:
-        raise ConfigError(f"{instance.instance_id}: the reference patch does not apply: {error}") from error
+        raise ConfigError(
+            f"{instance.instance_id}: the reference patch does not apply: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
-"""Compares what a probe reported with what the reference solution makes the test expect, and weighs the expectation.
+"""Compares what a probe reported with what the reference solution makes the test expect, and weighs
+the expectation.
 
-Invariant: a report, which comes from untrusted code, is decoded into numbers, text and containers of them only.
+Invariant: a report, which comes from untrusted code, is decoded into numbers, text and containers
+of them only.
 """
 
 import collections
@@ -20,7 +22,8 @@ from envs.swe.verdict.encoding import MAX_DIGITS
 from envs.swe.verdict.reports import ProbeRecord
 
 TOLERANCE = 1e-6
-"""Relative difference of floats that is forgiven where the inputs were drawn, not written by the tests' author."""
+"""Relative difference of floats that is forgiven where the inputs were drawn, not written by the
+tests' author."""
 EXCEPTION_BITS = 2
 MESSAGE_BITS = 4
 MAX_BITS = 16
@@ -49,7 +52,11 @@ class Approx:
     def __init__(self, expected: Any, rel: float | None, absolute: float | None) -> None:
         if rel is None and absolute is not None:
             rel = 0.0
-        self.expected, self.rel, self.absolute = expected, TOLERANCE if rel is None else rel, absolute or 1e-12
+        self.expected, self.rel, self.absolute = (
+            expected,
+            TOLERANCE if rel is None else rel,
+            absolute or 1e-12,
+        )
 
     def __eq__(self, other: object) -> bool:
         return nearly(other, self.expected, self.rel, self.absolute)
@@ -58,9 +65,13 @@ class Approx:
 def nearly(one: Any, two: Any, rel: float, absolute: float = 0.0) -> bool:
     """Whether two values are equal but for small differences of the numbers in them."""
     if isinstance(one, list | tuple) and isinstance(two, list | tuple):
-        return len(one) == len(two) and all(nearly(a, b, rel, absolute) for a, b in zip(one, two, strict=True))
+        return len(one) == len(two) and all(
+            nearly(a, b, rel, absolute) for a, b in zip(one, two, strict=True)
+        )
     if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(nearly(one[key], two[key], rel, absolute) for key in two)
+        return one.keys() == two.keys() and all(
+            nearly(one[key], two[key], rel, absolute) for key in two
+        )
     if one == two:
         return True
     if isinstance(one, _NUMBERS) and isinstance(two, _NUMBERS):
@@ -69,14 +80,17 @@ def nearly(one: Any, two: Any, rel: float, absolute: float = 0.0) -> bool:
 
 
 def decode(encoded: Any) -> Any:
-    """The value that `encode` wrote, which is plain data; raises Unreadable if it did not write this."""
+    """The value that `encode` wrote, which is plain data; raises Unreadable if it did not write
+    this."""
     if encoded is None or isinstance(encoded, bool | str):
         return encoded
     try:
         kind, *parts = encoded
         return _PLAIN[kind](*parts)
     except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
-        raise Unreadable(f"a report holds {type(encoded).__name__} that the encoder does not write") from error
+        raise Unreadable(
+            f"a report holds {type(encoded).__name__} that the encoder does not write"
+        ) from error
 
 
 def _all(parts: list[Any]) -> list[Any]:
@@ -93,7 +107,8 @@ def _digits(text: Any) -> str:
 
 
 def _apart(keys: list[Any]) -> list[Any]:
-    """Refuse keys that were chosen to have the same hash: a set of them takes the square of their number in time."""
+    """Refuse keys that were chosen to have the same hash: a set of them takes the square of their
+    number in time."""
     hashes = collections.Counter(map(hash, keys))
     if max(hashes.values(), default=0) > _SAME_HASH:
         raise ValueError
@@ -114,13 +129,16 @@ _PLAIN: Mapping[str, Callable[..., Any]] = {
     "list": _all,
     "deque": lambda parts: collections.deque(_all(parts)),
     "set": lambda parts: set(_apart(_all(parts))),
-    "dict": lambda pairs: dict(zip(_apart(_all([key for key, _ in pairs])), _all([v for _, v in pairs]), strict=True)),
+    "dict": lambda pairs: dict(
+        zip(_apart(_all([key for key, _ in pairs])), _all([v for _, v in pairs]), strict=True)
+    ),
     "opaque": Opaque,
 }
 
 
 def expectation(encoded: Any) -> Any:
-    """As `decode`, for what the reference solution makes a test expect: a tolerance and a pattern have a meaning too.
+    """As `decode`, for what the reference solution makes a test expect: a tolerance and a pattern
+    have a meaning too.
 
     A report must not have it: a forged tolerance would be equal to everything.
     """
@@ -147,13 +165,16 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "is not": lambda one, two: one is not two,
     "nearly": lambda one, two: nearly(one, two, 0.0, 5e-8),
     "redrawn": lambda one, two: nearly(one, two, TOLERANCE, 1e-12),
-    "same items": lambda one, two: len(one) == len(two) and all(list(one).count(x) == list(two).count(x) for x in two),
+    "same items": lambda one, two: (
+        len(one) == len(two) and all(list(one).count(x) == list(two).count(x) for x in two)
+    ),
 }
 _TRUE, _FALSE = ("truthy", "contains"), ("falsy", "lacks")
 
 
 def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
-    """Whether a report is what the assertion accepts; `how` is its operator. Raises Unreadable as `decode`."""
+    """Whether a report is what the assertion accepts; `how` is its operator. Raises Unreadable as
+    `decode`."""
     if how == "raises":
         # The exception must be of the reference's type, or of what the test calls by the same name.
         kinds, pattern = expectation(expected)
@@ -174,12 +195,18 @@ def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
 
 
 def _is_found(pattern: str | re.Pattern[str], message: str) -> bool:
-    """Search in a process that can be ended: untrusted code may choose a message that takes a pattern years."""
+    """Search in a process that can be ended: untrusted code may choose a message that takes a
+    pattern years."""
     compiled = re.compile(pattern)
     given = json.dumps([compiled.pattern, compiled.flags, message])
     argv = [sys.executable, "-I", "-S", "-c", _SEARCH]
     try:
-        return subprocess.run(argv, input=given, text=True, env={}, timeout=_SEARCH_S, check=False).returncode == 0
+        return (
+            subprocess.run(
+                argv, input=given, text=True, env={}, timeout=_SEARCH_S, check=False
+            ).returncode
+            == 0
+        )
     except subprocess.TimeoutExpired:
         return False
 
@@ -187,12 +214,14 @@ def _is_found(pattern: str | re.Pattern[str], message: str) -> bool:
 def bits(how: str, expected: Any) -> int:
     """Length of the expected value in a plain code: how much a guess has to hit.
 
-    A yes or no is one bit, a number n takes its binary digits and a sign, a character three bits. It measures how much
-    stands in an answer, not how likely a clever guess is.
+    A yes or no is one bit, a number n takes its binary digits and a sign, a character three bits.
+    It measures how much stands in an answer, not how likely a clever guess is.
     """
     if how == "raises":
         return EXCEPTION_BITS + (MESSAGE_BITS if expectation(expected)[1] is not None else 0)
-    return min(MAX_BITS, _bits(expectation(expected))) if how in ("==", "nearly", "same items") else 1
+    return (
+        min(MAX_BITS, _bits(expectation(expected))) if how in ("==", "nearly", "same items") else 1
+    )
 
 
 def _bits(value: Any) -> int:
@@ -200,7 +229,11 @@ def _bits(value: Any) -> int:
         return _bits(value.expected)
     if isinstance(value, int) and not isinstance(value, bool):
         return value.bit_length() + 1
-    if isinstance(value, float | Decimal | Fraction) and math.isfinite(value) and value == int(value):
+    if (
+        isinstance(value, float | Decimal | Fraction)
+        and math.isfinite(value)
+        and value == int(value)
+    ):
         return _bits(int(value))
     if isinstance(value, float | Decimal | Fraction | complex):
         return 8

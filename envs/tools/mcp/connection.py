@@ -1,6 +1,7 @@
 """One connection to an MCP server, through the client of the `mcp` package.
 
-One task opens, holds and closes the connection, as anyio demands. All methods run on the event loop of that task.
+One task opens, holds and closes the connection, as anyio demands. All methods run on the event loop
+of that task.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from envs.tools.settings import McpSettings
 ANSWER_S = 5.0
 """Seconds in which a living server lists its tools."""
 END_S = 1.0
-"""Seconds that a command has to end after its stdin is closed, before it is killed with all that it started."""
+"""Seconds that a command has to end after its stdin is closed, before it is killed with all that it
+started."""
 STDERR_CHARS = 2000
 
 Listing = dict[str, dict[str, Any]]
@@ -29,7 +31,8 @@ Listing = dict[str, dict[str, Any]]
 
 
 class Connection:
-    """A connection that is opened at once. It has ended if the server died or `close` was called."""
+    """A connection that is opened at once. It has ended if the server died or `close` was
+    called."""
 
     def __init__(self, settings: McpSettings) -> None:
         self._settings = settings
@@ -47,7 +50,8 @@ class Connection:
         return self._closing.is_set() or self._holder.done()
 
     async def opened(self) -> Any:
-        """Wait for the connection; return the client's session. Raises EnvironmentFault if it failed."""
+        """Wait for the connection; return the client's session. Raises EnvironmentFault if it
+        failed."""
         return await asyncio.shield(self._ready)
 
     async def ask(self, send: Callable[[Any], Awaitable[Any]]) -> Any:
@@ -94,7 +98,9 @@ class Connection:
                 self._ready.set_result(session)
                 await self._closing.wait()
         except Exception as error:
-            self._refuse(f"{'cannot be reached' if self._settings.url else 'did not start'}: {reason(error)}")
+            self._refuse(
+                f"{'cannot be reached' if self._settings.url else 'did not start'}: {reason(error)}"
+            )
         finally:
             limit.cancel()
             self._stderr.close()
@@ -111,7 +117,8 @@ class Connection:
             self._ready.exception()  # marks it as retrieved, because no call may be waiting
 
     def _last_line(self) -> str:
-        """Return the last line that the command wrote to stderr; the client may still move the file's position."""
+        """Return the last line that the command wrote to stderr; the client may still move the
+        file's position."""
         end = os.fstat(self._stderr.fileno()).st_size
         written = os.pread(self._stderr.fileno(), STDERR_CHARS, max(end - STDERR_CHARS, 0))
         return written.decode(errors="replace").strip().rpartition("\n")[2]

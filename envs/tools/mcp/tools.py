@@ -1,4 +1,5 @@
-"""Offers the tools of MCP servers as `ToolSpec`s and calls them; a server that died is started anew for later calls."""
+"""Offers the tools of MCP servers as `ToolSpec`s and calls them; a server that died is started anew
+for later calls."""
 
 from __future__ import annotations
 
@@ -63,8 +64,11 @@ def mcp_tools(settings: McpSettings, key: str) -> tuple[ToolSpec, ...]:
     return server.specs
 
 
-def read_schemas(listing: Iterable[Mapping[str, Any]], label: str, prefix: str = "") -> dict[str, Schema]:
-    """Return the tools' schemas by name; leaves out a tool whose schema cannot be read, with a warning.
+def read_schemas(
+    listing: Iterable[Mapping[str, Any]], label: str, prefix: str = ""
+) -> dict[str, Schema]:
+    """Return the tools' schemas by name; leaves out a tool whose schema cannot be read, with a
+    warning.
 
     Raises:
         ToolError: none can be read.
@@ -89,7 +93,8 @@ def read_schemas(listing: Iterable[Mapping[str, Any]], label: str, prefix: str =
 
 
 class EpisodeTool(Tool):
-    """A tool of a server that belongs to one episode; the episode's tools find it in `ToolEpisode.shared`."""
+    """A tool of a server that belongs to one episode; the episode's tools find it in
+    `ToolEpisode.shared`."""
 
     _server: McpServer | None = None
 
@@ -98,7 +103,9 @@ class EpisodeTool(Tool):
         place = f"mcp {settings.model_dump_json()}"
         self._server = episode.shared.get(place)
         if self._server is None:
-            self._server = episode.shared[place] = McpServer(settings, self.config["known"], fresh=True)
+            self._server = episode.shared[place] = McpServer(
+                settings, self.config["known"], fresh=True
+            )
             await asyncio.to_thread(self._server.offered)
 
     async def execute(self, /, *args: Any, **kwargs: Any) -> ToolResult:
@@ -111,7 +118,8 @@ class EpisodeTool(Tool):
 
 
 def tool_result(result: Mapping[str, Any]) -> ToolResult:
-    """Return MCP's result, with images as data URIs; keys may be in the protocol's form or in Python's."""
+    """Return MCP's result, with images as data URIs; keys may be in the protocol's form or in
+    Python's."""
     texts, images = [], []
     for part in result["content"]:
         match part["type"]:
@@ -134,13 +142,16 @@ _loop: asyncio.AbstractEventLoop | None = None
 
 
 def mcp_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop of all connections of this process, in a thread that runs no tool's code."""
+    """Return the event loop of all connections of this process, in a thread that runs no tool's
+    code."""
     global _loop
     for client in ("stdio", "streamable_http"):  # here, because it takes seconds
         import_extra(f"mcp.client.{client}", "an MCP tool", "mcp")
     with _lock:
         if _loop is None:
-            logging.getLogger("mcp").setLevel(logging.CRITICAL)  # it logs a traceback per line that is not JSON
+            logging.getLogger("mcp").setLevel(
+                logging.CRITICAL
+            )  # it logs a traceback per line that is not JSON
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="mcp", daemon=True).start()
         return _loop
@@ -154,7 +165,9 @@ class McpServer:
         fresh: the server's state belongs to an episode, so it must not be replaced.
     """
 
-    def __init__(self, settings: McpSettings, known: Listing | None = None, fresh: bool = False) -> None:
+    def __init__(
+        self, settings: McpSettings, known: Listing | None = None, fresh: bool = False
+    ) -> None:
         self.settings = settings
         self.specs: tuple[ToolSpec, ...] = ()
         self._known = known
@@ -162,7 +175,8 @@ class McpServer:
         self._connection: Connection | None = None
 
     def offered(self) -> Listing:
-        """Return the tools on offer, after starting the server; raises ConfigError or EnvironmentFault."""
+        """Return the tools on offer, after starting the server; raises ConfigError or
+        EnvironmentFault."""
         return asyncio.run_coroutine_threadsafe(self._offered(), mcp_loop()).result()
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
@@ -187,18 +201,26 @@ class McpServer:
             return result.model_dump(by_alias=True)
         except Exception as error:  # whatever it is, the server either lives or is dead
             if not await connection.answers():
-                raise EnvironmentFault(f"{self.settings.label} died in a call: {reason(error)}") from error
+                raise EnvironmentFault(
+                    f"{self.settings.label} died in a call: {reason(error)}"
+                ) from error
             return {"content": [{"type": "text", "text": reason(error)}], "isError": True}
 
     async def _living(self) -> Connection:
         """Return an open connection, a new one if there is none that lives."""
         old = self._connection
         # The question whether the server lives may take longer than the call that asks it.
-        if old is not None and not old.ended and (not old.doubtful or await asyncio.shield(old.answers())):
+        if (
+            old is not None
+            and not old.ended
+            and (not old.doubtful or await asyncio.shield(old.answers()))
+        ):
             await old.opened()
             return old
         if old is not None and self._fresh:
-            raise EnvironmentFault(f"{self.settings.label} died in the middle of an episode, and its state is lost")
+            raise EnvironmentFault(
+                f"{self.settings.label} died in the middle of an episode, and its state is lost"
+            )
         if self._connection is old:
             self._connection = Connection(self.settings)
         connection = self._connection
@@ -215,12 +237,15 @@ class McpServer:
             for name in chosen:
                 if name not in listing:
                     has = ", ".join(listing) or "none"
-                    raise ConfigError(f"mcp.include: {settings.label} has no tool {name!r}; it has {has}")
+                    raise ConfigError(
+                        f"mcp.include: {settings.label} has no tool {name!r}; it has {has}"
+                    )
             self._known = {name: listing[name] for name in chosen}
         for name, tool in self._known.items():
             if name not in listing or listing[name]["inputSchema"] != tool["inputSchema"]:
                 change = "has changed the arguments of" if name in listing else "no longer has"
                 raise EnvironmentFault(
-                    f"{self.settings.label} {change} the tool {name!r}; restart the run to offer it anew"
+                    f"{self.settings.label} {change} the tool {name!r}; restart the run to offer "
+                    "it anew"
                 )
         return self._known

@@ -46,16 +46,27 @@ def test_metrics_split_what_was_masked_by_side_and_sign() -> None:
     ratios = torch.tensor([0.1, 0.1, 0.1, 1.0, 9.0, 9.0, 1.0, 1.0])
     advantages = torch.tensor([1.0, 1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0])
     metrics = finish_dis(dis_metrics(-ratios.log(), advantages, LOW, HIGH, torch.mean))
-    masked = {"low_positive": 2 / 8, "low_negative": 1 / 8, "high_positive": 1 / 8, "high_negative": 1 / 8}
+    masked = {
+        "low_positive": 2 / 8,
+        "low_negative": 1 / 8,
+        "high_positive": 1 / 8,
+        "high_negative": 1 / 8,
+    }
     assert {side: metrics[f"dis_masked_{side}"] for side in masked} == masked
     assert metrics["dis_ess"] == pytest.approx((ratios.sum() ** 2 / (8 * (ratios**2).sum())).item())
-    assert finish_dis(dis_metrics(torch.zeros(5), torch.ones(5), LOW, HIGH, torch.mean))["dis_ess"] == 1.0
+    assert (
+        finish_dis(dis_metrics(torch.zeros(5), torch.ones(5), LOW, HIGH, torch.mean))["dis_ess"]
+        == 1.0
+    )
 
 
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_any_split_into_micro_batches_and_ranks_gives_the_same_metrics(seed: int, per_token: bool) -> None:
-    """slime adds up what the micro-batches of all ranks report, then divides by the number of samples or tokens."""
+def test_any_split_into_micro_batches_and_ranks_gives_the_same_metrics(
+    seed: int, per_token: bool
+) -> None:
+    """slime adds up what the micro-batches of all ranks report, then divides by the number of
+    samples or tokens."""
     rng, numbers = random.Random(seed), torch.Generator().manual_seed(seed)
     samples, count = [], 0.0
     for _ in range(rng.randint(1, 8)):
@@ -70,11 +81,15 @@ def test_any_split_into_micro_batches_and_ranks_gives_the_same_metrics(seed: int
         total: Counter[str] = Counter()
         for batch in filter(None, batches):
             kl, advantages, stale, weights = map(torch.cat, zip(*batch, strict=True))
-            total.update(dis_metrics(kl, advantages, LOW, HIGH, lambda x, w=weights: (x * w).sum(), stale))
+            total.update(
+                dis_metrics(kl, advantages, LOW, HIGH, lambda x, w=weights: (x * w).sum(), stale)
+            )
         return finish_dis({name: float(value) / max(count, 1) for name, value in total.items()})
 
     homes = [rng.randrange(4) for _ in samples]
-    split = [[sample for sample, home in zip(samples, homes, strict=True) if home == k] for k in range(4)]
+    split = [
+        [sample for sample, home in zip(samples, homes, strict=True) if home == k] for k in range(4)
+    ]
     assert metrics_of(split) == pytest.approx(metrics_of([samples]), rel=1e-9)
 
 
@@ -89,7 +104,9 @@ def test_metrics_by_staleness_are_those_of_each_staleness_alone() -> None:
         masked = sum(share for name, share in alone.items() if name.startswith("dis_masked_"))
         assert found[f"dis_stale{age}_share"] == pytest.approx(here.float().mean().item())
         assert found[f"dis_stale{age}_masked"] == pytest.approx(float(masked), rel=1e-5)
-        assert found[f"dis_stale{age}_ratio"] == pytest.approx((-kl[here]).exp().mean().item(), rel=1e-5)
+        assert found[f"dis_stale{age}_ratio"] == pytest.approx(
+            (-kl[here]).exp().mean().item(), rel=1e-5
+        )
         assert found[f"dis_stale{age}_ess"] == pytest.approx(float(alone["dis_ess"]), rel=1e-5)
     assert found["dis_stale1_share"] == 0 and "dis_stale1_ratio" not in found
 

@@ -1,4 +1,5 @@
-"""The first-token value weight applies to exactly one token per turn, and reproduces Verlog's loss."""
+"""The first-token value weight applies to exactly one token per turn, and reproduces Verlog's
+loss."""
 
 import random
 from contextlib import suppress
@@ -19,11 +20,16 @@ from tests.conftest import load_recording
 def check(row: TurnRow, mask: Tensor) -> None:
     """`check_first_tokens` on the sample with this row."""
     lengths = [len(mask)]
-    check_first_tokens(pack_turns(read_columns([encode_row(row)], lengths), [mask], lengths), lengths)
+    check_first_tokens(
+        pack_turns(read_columns([encode_row(row)], lengths), [mask], lengths), lengths
+    )
 
 
 def test_a_masked_or_empty_response_weighs_nothing_extra() -> None:
-    assert [w.tolist() for w in first_token_weights([torch.zeros(3), torch.zeros(0)], 3.0)] == [[1.0] * 3, []]
+    assert [w.tolist() for w in first_token_weights([torch.zeros(3), torch.zeros(0)], 3.0)] == [
+        [1.0] * 3,
+        [],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -55,7 +61,9 @@ def row_of(*spans: tuple[int, int]) -> TurnRow:
     return TurnRow(0, 0, turns=tuple(TurnSpan(a, b, 0.0) for a, b in spans))
 
 
-@pytest.mark.parametrize(("row", "mask"), [(row_of((0, 2), (2, 4)), [1, 1, 1, 1]), (row_of((0, 4)), [1, 0, 1, 1])])
+@pytest.mark.parametrize(
+    ("row", "mask"), [(row_of((0, 2), (2, 4)), [1, 1, 1, 1]), (row_of((0, 4)), [1, 0, 1, 1])]
+)
 def test_turns_that_the_mask_does_not_separate_are_refused(row: TurnRow, mask: list[int]) -> None:
     with pytest.raises(TurnTableError, match=r"sample 0: .* value_first_token_weight: 1\.0"):
         check(row, torch.tensor(mask))
@@ -66,11 +74,15 @@ def test_turns_that_the_mask_does_not_separate_are_refused(row: TurnRow, mask: l
 @pytest.mark.parametrize("weight", ["0", "3", "5"])
 def test_the_value_loss_reproduces_verlogs_recorded_loss(weight: str) -> None:
     for record in load_recording("verlog_gae.json.gz"):
-        values, predicted, returns = (torch.tensor(record[k]) for k in ("values", "vpreds", "returns"))
+        values, predicted, returns = (
+            torch.tensor(record[k]) for k in ("values", "vpreds", "returns")
+        )
         masks = torch.tensor(record["critic_mask"]).float()
         clipped = values + (predicted - values).clamp(-0.5, 0.5)
         losses = torch.maximum((predicted - returns) ** 2, (clipped - returns) ** 2)
         if weight != "0":
             losses = losses * torch.stack(first_token_weights(list(masks), float(weight)))
         loss = 0.5 * (losses * masks).sum() / masks.sum()
-        torch.testing.assert_close(loss.item(), record["value_loss_by_highlight"][weight][0], atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            loss.item(), record["value_loss_by_highlight"][weight][0], atol=1e-5, rtol=0
+        )

@@ -1,4 +1,5 @@
-"""A running engine is told to abort, to pause and to load new weights, and answers those who poll it."""
+"""A running engine is told to abort, to pause and to load new weights, and answers those who poll
+it."""
 
 import asyncio
 import threading
@@ -18,7 +19,9 @@ from tests.embedded.engine.test_engine import generate, get, post, prompts, refe
 
 
 async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path) -> None:
-    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=2)) as server:
+    with EngineServer(
+        EngineOptions(model_path=str(policy_folder), max_running_requests=2)
+    ) as server:
         decode, steps = server.engine.decoder.decode, asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -29,7 +32,9 @@ async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path)
         server.engine.decoder.decode = slow_decode
         body = {"sampling_params": {"max_new_tokens": 200, "ignore_eos": True}}
         asked = [
-            asyncio.create_task(post(server, "/generate", {**body, "input_ids": [1, 2, i], "rid": f"r{i}"}))
+            asyncio.create_task(
+                post(server, "/generate", {**body, "input_ids": [1, 2, i], "rid": f"r{i}"})
+            )
             for i in range(3)
         ]
         await steps.wait()
@@ -48,7 +53,10 @@ async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path)
 
 
 async def test_a_paused_request_continues_where_it_stopped(server: EngineServer) -> None:
-    ids, params = prompts(1, seed=4)[0], {"sampling_seed": 5, "max_new_tokens": 150, "ignore_eos": True}
+    ids, params = (
+        prompts(1, seed=4)[0],
+        {"sampling_seed": 5, "max_new_tokens": 150, "ignore_eos": True},
+    )
     whole = await generate(server, ids, **params)
     task = asyncio.create_task(generate(server, ids, **params))
     while server.engine.scheduler.load()["num_running_reqs"] == 0 and not task.done():
@@ -70,27 +78,43 @@ async def test_new_weights_raise_the_version_and_are_served(
         before = await generate(server, ids, sampling_seed=1)
         assert server.engine.scheduler.update_weights(other.state_dict(), "1").result(600) == "1"
         after = await generate(server, ids, sampling_seed=1)
-        assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == ("default", "1")
+        assert (before["meta_info"]["weight_version"], after["meta_info"]["weight_version"]) == (
+            "default",
+            "1",
+        )
         assert after["meta_info"]["cached_tokens"] == 0
         found = [entry[0] for entry in after["meta_info"]["output_token_logprobs"]]
-        assert found == pytest.approx(reference_log_probs(other, ids, after["output_ids"], 1.0), abs=1e-4)
+        assert found == pytest.approx(
+            reference_log_probs(other, ids, after["output_ids"], 1.0), abs=1e-4
+        )
         body = {"model_path": str(policy_folder), "weight_version": "step-7"}
         assert (await post(server, "/update_weights_from_disk", body))[1]["success"]
         assert (await get(server, "/get_weight_version"))[1] == {"weight_version": "step-7"}
         again = await generate(server, ids, sampling_seed=1)
         assert again["output_ids"] == before["output_ids"]
         assert again["meta_info"]["weight_version"] == "step-7"
-        assert server.engine.scheduler.update_weights(other.state_dict()).result(600) == "step-7", "as in SGLang"
+        assert server.engine.scheduler.update_weights(other.state_dict()).result(600) == "step-7", (
+            "as in SGLang"
+        )
 
 
 async def test_a_retracted_request_goes_on_with_the_new_weights_and_says_which_wrote_what(
     policy_folder: Path, tokenizer: Any
 ) -> None:
     torch.manual_seed(5)
-    weights = {"default": load_hf_model(policy_folder), "1": sharpen(build_policy(tokenizer, SIZE, seed=9))}
+    weights = {
+        "default": load_hf_model(policy_folder),
+        "1": sharpen(build_policy(tokenizer, SIZE, seed=9)),
+    }
     asked = prompts(3)
-    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=2)) as server:
-        decode, steps, loop = server.engine.decoder.decode, asyncio.Queue[int](), asyncio.get_running_loop()
+    with EngineServer(
+        EngineOptions(model_path=str(policy_folder), max_running_requests=2)
+    ) as server:
+        decode, steps, loop = (
+            server.engine.decoder.decode,
+            asyncio.Queue[int](),
+            asyncio.get_running_loop(),
+        )
         halted = threading.Event()
 
         def slow_decode(*args: Any) -> torch.Tensor:
@@ -100,26 +124,44 @@ async def test_a_retracted_request_goes_on_with_the_new_weights_and_says_which_w
             return decode(*args)
 
         server.engine.decoder.decode = slow_decode
-        tasks = [asyncio.create_task(generate(server, ids, max_new_tokens=30, ignore_eos=True)) for ids in asked]
+        tasks = [
+            asyncio.create_task(generate(server, ids, max_new_tokens=30, ignore_eos=True))
+            for ids in asked
+        ]
         while steps.qsize() < 9:
             await asyncio.sleep(0.01)
         server.engine.scheduler.pause("retract")
         halted.set()
         while (await get(server, "/flush_cache"))[0] == 400:
             await asyncio.sleep(0.01)
-        assert server.engine.scheduler.update_weights(weights["1"].state_dict(), "1").result(600) == "1"
+        assert (
+            server.engine.scheduler.update_weights(weights["1"].state_dict(), "1").result(600)
+            == "1"
+        )
         server.engine.scheduler.resume()
         answers = await asyncio.gather(*tasks)
     for ids, answer in zip(asked, answers, strict=True):
         output, meta = answer["output_ids"], answer["meta_info"]
-        assert len(output) == 30 and meta["weight_version"] == "1" and meta["finish_reason"]["type"] == "length"
-        expected = {name: reference_log_probs(model, ids, output, 1.0) for name, model in weights.items()}
-        spans = {span["version"]: range(span["start"], span["end"]) for span in meta["weight_versions"]}
+        assert (
+            len(output) == 30
+            and meta["weight_version"] == "1"
+            and meta["finish_reason"]["type"] == "length"
+        )
+        expected = {
+            name: reference_log_probs(model, ids, output, 1.0) for name, model in weights.items()
+        }
+        spans = {
+            span["version"]: range(span["start"], span["end"]) for span in meta["weight_versions"]
+        }
         assert sorted(position for span in spans.values() for position in span) == list(range(30))
         for version, span in spans.items():
             found = [meta["output_token_logprobs"][position][0] for position in span]
-            assert found == pytest.approx([expected[version][position] for position in span], abs=1e-4)
-    assert [len(parse_generation(answer).weight_versions) for answer in answers] == [2, 2, 1], "the third had to wait"
+            assert found == pytest.approx(
+                [expected[version][position] for position in span], abs=1e-4
+            )
+    assert [len(parse_generation(answer).weight_versions) for answer in answers] == [2, 2, 1], (
+        "the third had to wait"
+    )
 
 
 async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
@@ -127,7 +169,9 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
 ) -> None:
     ids = prompts(1)[0]
     before = await generate(server, ids, sampling_seed=2)
-    status, answer = await post(server, "/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")})
+    status, answer = await post(
+        server, "/update_weights_from_disk", {"model_path": str(tmp_path / "nowhere")}
+    )
     assert status == 400 and not answer["success"] and "no config.json" in answer["message"]
     deeper = type(SIZE)(layers=3, hidden=32, heads=4, kv_heads=2, ffn=64, context=256)
     save_policy(build_policy(tokenizer, deeper), tokenizer, tmp_path)
@@ -139,10 +183,15 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
 
 
 async def test_a_client_that_disconnects_frees_its_place(policy_folder: Path) -> None:
-    with EngineServer(EngineOptions(model_path=str(policy_folder), max_running_requests=1)) as server:
+    with EngineServer(
+        EngineOptions(model_path=str(policy_folder), max_running_requests=1)
+    ) as server:
         server.engine.scheduler.pause("retract")
         body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
-        left, other = (asyncio.create_task(post(server, "/generate", {**body, "rid": rid})) for rid in ("1", "10"))
+        left, other = (
+            asyncio.create_task(post(server, "/generate", {**body, "rid": rid}))
+            for rid in ("1", "10")
+        )
         while server.engine.scheduler.load()["num_waiting_reqs"] < 2:
             await asyncio.sleep(0.01)
         left.cancel()

@@ -37,7 +37,9 @@ IMPOSSIBLE: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "said"), IMPOSSIBLE, ids=[f"{k}-{c[2]}" for k, c in enumerate(IMPOSSIBLE)])
+@pytest.mark.parametrize(
+    ("path", "body", "said"), IMPOSSIBLE, ids=[f"{k}-{c[2]}" for k, c in enumerate(IMPOSSIBLE)]
+)
 async def test_an_impossible_request_is_refused_and_the_engine_goes_on(
     server: EngineServer, path: str, body: Any, said: str
 ) -> None:
@@ -56,7 +58,10 @@ RAW = {
 
 @pytest.mark.parametrize("name", RAW)
 async def test_a_body_that_is_cut_deep_or_large_is_refused(server: EngineServer, name: str) -> None:
-    async with aiohttp.ClientSession() as session, session.post(server.url + "/generate", data=RAW[name]) as response:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(server.url + "/generate", data=RAW[name]) as response,
+    ):
         assert response.status == (413 if name == "many bytes" else 400)
     assert (await get(server, "/health"))[0] == 200
 
@@ -66,7 +71,11 @@ async def test_loading_weights_leaves_the_loop_free_and_requests_wait_for_the_ne
 ) -> None:
     save_policy(build_policy(tokenizer, SIZE, seed=9), tokenizer, tmp_path)
     with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
-        began, go_on, load = threading.Event(), threading.Event(), server.engine.decoder.load_weights
+        began, go_on, load = (
+            threading.Event(),
+            threading.Event(),
+            server.engine.decoder.load_weights,
+        )
 
         def slow(state: Any) -> None:
             began.set()

@@ -1,4 +1,5 @@
-"""The engine's process: new weights abort what is in flight, and the process never outlives its trainer."""
+"""The engine's process: new weights abort what is in flight, and the process never outlives its
+trainer."""
 
 import http.client
 import json
@@ -50,7 +51,9 @@ def running(policy_folder: Path) -> Iterator[EngineProcess]:
 def ask(engine: EngineProcess, tokens: int) -> dict[str, Any]:
     connection = http.client.HTTPConnection(engine.host, engine.port, timeout=60)
     params = {"max_new_tokens": tokens, "ignore_eos": True, "sampling_seed": 1}
-    connection.request("POST", "/generate", json.dumps({"input_ids": [5, 6, 7], "sampling_params": params}))
+    connection.request(
+        "POST", "/generate", json.dumps({"input_ids": [5, 6, 7], "sampling_params": params})
+    )
     answer = json.loads(connection.getresponse().read())
     connection.close()
     return answer
@@ -97,7 +100,9 @@ def is_running(number: int) -> bool:
         return False
 
 
-def test_new_weights_abort_the_answers_in_flight(running: EngineProcess, policy_folder: Path) -> None:
+def test_new_weights_abort_the_answers_in_flight(
+    running: EngineProcess, policy_folder: Path
+) -> None:
     weights = load_hf_model(policy_folder).state_dict()
     before, long = ask(running, 8), {}
     thread = threading.Thread(target=lambda: long.update(ask(running, 240)))
@@ -108,7 +113,9 @@ def test_new_weights_abort_the_answers_in_flight(running: EngineProcess, policy_
     thread.join()
     after = ask(running, 8)
     assert long["meta_info"]["finish_reason"]["type"] == "abort" and len(long["output_ids"]) < 240
-    assert after["meta_info"]["weight_version"] == "7" and after["output_ids"] != before["output_ids"]
+    assert (
+        after["meta_info"]["weight_version"] == "7" and after["output_ids"] != before["output_ids"]
+    )
     running.update_weights(weights, "8")
     assert ask(running, 8)["output_ids"] == before["output_ids"]
 
@@ -130,7 +137,9 @@ def test_an_engine_that_is_killed_ends_the_run_in_one_sentence(
         (engine,) = engines_of(os.getpid())
         os.kill(engine, signal.SIGKILL)
 
-    with pytest.raises(EngineError, match="^the engine's process ended by signal SIGKILL") as caught:
+    with pytest.raises(
+        EngineError, match="^the engine's process ended by signal SIGKILL"
+    ) as caught:
         train(settings(tmp_path, policy_folder, num_rollout=4), Tracker(kill))
     assert "\n" not in str(caught.value)
     assert not engines_of(os.getpid()) and not list(memory.iterdir())
@@ -163,7 +172,9 @@ def test_the_engine_ends_with_its_trainer(
     how: signal.Signals, policy_folder: Path, tmp_path: Path, memory: Path
 ) -> None:
     # Only Ctrl-C lets the trainer clean up, so only there it matters what the trainer was doing.
-    run = CONTEXT.Process(target=train_and_wait, args=(tmp_path, policy_folder, how is signal.SIGINT))
+    run = CONTEXT.Process(
+        target=train_and_wait, args=(tmp_path, policy_folder, how is signal.SIGINT)
+    )
     run.start()
     while not (tmp_path / "served").exists():
         assert run.is_alive()

@@ -21,7 +21,9 @@ def test_token_frequencies_match_the_temperature_scaled_softmax(temperature: flo
 
 
 @pytest.mark.parametrize(("top_k", "top_p", "kept"), [(2, 1.0, 2), (-1, 0.65, 2)])
-def test_top_k_and_top_p_leave_only_the_likeliest_in_proportion(top_k: int, top_p: float, kept: int) -> None:
+def test_top_k_and_top_p_leave_only_the_likeliest_in_proportion(
+    top_k: int, top_p: float, kept: int
+) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p)
     wanted = torch.softmax(LOGITS, -1)
     wanted[kept:] = 0

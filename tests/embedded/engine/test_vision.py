@@ -1,4 +1,5 @@
-"""The embedded engine with a vision-language model: log-probabilities equal those of one forward pass."""
+"""The embedded engine with a vision-language model: log-probabilities equal those of one forward
+pass."""
 
 import json
 import urllib.error
@@ -52,11 +53,15 @@ def body_of(prompt: Prompt, **sampling: Any) -> dict[str, Any]:
     return {"input_ids": ids, "image_data": prompt.image_data, "sampling_params": sampling}
 
 
-def one_forward(kind: str, prompt: Prompt, output: list[int], temperature: float = 1.0) -> list[float]:
+def one_forward(
+    kind: str, prompt: Prompt, output: list[int], temperature: float = 1.0
+) -> list[float]:
     model = tiny_vlm(kind)
     ids = torch.tensor([*prompt.token_ids, *output])
     with torch.no_grad():
-        logits = model(**forward_inputs(ids, dict(prompt.train_inputs or {}), model.config.image_token_id)).logits[0]
+        logits = model(
+            **forward_inputs(ids, dict(prompt.train_inputs or {}), model.config.image_token_id)
+        ).logits[0]
     log_probs = torch.log_softmax(logits[len(prompt.token_ids) - 1 : -1] / temperature, -1)
     return log_probs.gather(-1, torch.tensor(output)[:, None])[:, 0].tolist()
 
@@ -74,7 +79,9 @@ def test_concurrent_requests_see_their_own_pictures(kind: str, server: EngineSer
     assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone] * 2
     for prompt, answer in zip(prompts, alone, strict=True):
         assert answer["meta_info"]["prompt_tokens"] == len(prompt.token_ids)
-        assert log_probs_of(answer) == pytest.approx(one_forward(kind, prompt, answer["output_ids"], 0.9), abs=1e-4)
+        assert log_probs_of(answer) == pytest.approx(
+            one_forward(kind, prompt, answer["output_ids"], 0.9), abs=1e-4
+        )
 
 
 @pytest.mark.parametrize(

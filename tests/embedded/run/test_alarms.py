@@ -22,10 +22,17 @@ HEALTHY = {"train/actor_trains": 1.0, "turn/valid_action_ratio": 0.98, "actor/re
 def test_a_metric_that_stays_outside_its_range_is_reported_once_with_what_to_try() -> None:
     alarms, said = Alarms(), []
     for update in range(40):
-        said.append(alarms.watch(update, {**HEALTHY, "actor/ref_kl": 2.95, "turn/valid_action_ratio": 0.79}))
-    assert [len(sentences) for sentences in said] == [0] * (PATIENCE - 1) + [2] + [0] * (40 - PATIENCE)
+        said.append(
+            alarms.watch(update, {**HEALTHY, "actor/ref_kl": 2.95, "turn/valid_action_ratio": 0.79})
+        )
+    assert [len(sentences) for sentences in said] == [0] * (PATIENCE - 1) + [2] + [0] * (
+        40 - PATIENCE
+    )
     valid, kl = said[PATIENCE - 1]
-    assert "(turn/valid_action_ratio) is 0.79 after 4 updates" in valid and "healthy is 0.8 to 1: read the" in valid
+    assert (
+        "(turn/valid_action_ratio) is 0.79 after 4 updates" in valid
+        and "healthy is 0.8 to 1: read the" in valid
+    )
     assert "(actor/ref_kl) is 2.95" in kl and "lower the learning rate (--set-flag lr=1e-4)" in kl
     assert set(alarms.raised) == {"turn/valid_action_ratio", "actor/ref_kl"}
 
@@ -46,7 +53,11 @@ def test_a_single_bad_batch_a_frozen_actor_and_missing_metrics_raise_nothing() -
 
 @pytest.mark.parametrize("limit", LIMITS, ids=lambda limit: limit.metric)
 def test_the_page_of_metrics_has_every_bound(limit: Any) -> None:
-    bound = f"below {limit.lowest:g}" if limit.highest in (1.0, math.inf) else f"above {limit.highest:g}"
+    bound = (
+        f"below {limit.lowest:g}"
+        if limit.highest in (1.0, math.inf)
+        else f"above {limit.highest:g}"
+    )
     assert f"| `{limit.metric}` | {bound} |" in METRICS.read_text()
 
 
@@ -61,11 +72,36 @@ GOOD = Imitation(0.1, 100, 20, mean_turns=38.0)
     ("imitation", "given", "n_env", "sentence"),
     [
         (GOOD, {}, 32, None),
-        (Imitation(0.1, 1, 1, same_thoughts=1.0), {}, 32, "in 100% of the demonstrated episodes, the thought never"),
-        (Imitation(0.1, 1, 1, unfinished=0.8), {}, 32, "80% of the demonstrated games were cut before their end"),
-        (Imitation(0.1, 1, 1, mean_turns=60), {}, 32, "an episode has 60 turns and each of the 32 slots plays 8 per"),
-        (GOOD, {"num_rollout": 8, "num_critic_only_steps": 4}, 32, "only 4 of 8 updates train the policy"),
-        (GOOD, {"num_rollout": 6, "num_critic_only_steps": 6}, 32, "all 6 updates train the critic alone"),
+        (
+            Imitation(0.1, 1, 1, same_thoughts=1.0),
+            {},
+            32,
+            "in 100% of the demonstrated episodes, the thought never",
+        ),
+        (
+            Imitation(0.1, 1, 1, unfinished=0.8),
+            {},
+            32,
+            "80% of the demonstrated games were cut before their end",
+        ),
+        (
+            Imitation(0.1, 1, 1, mean_turns=60),
+            {},
+            32,
+            "an episode has 60 turns and each of the 32 slots plays 8 per",
+        ),
+        (
+            GOOD,
+            {"num_rollout": 8, "num_critic_only_steps": 4},
+            32,
+            "only 4 of 8 updates train the policy",
+        ),
+        (
+            GOOD,
+            {"num_rollout": 6, "num_critic_only_steps": 6},
+            32,
+            "all 6 updates train the critic alone",
+        ),
     ],
 )
 def test_what_will_keep_a_run_from_learning_is_said_before_it_begins(
@@ -88,12 +124,21 @@ def played(wins: int, n: int) -> list[dict[str, Any]]:
     episodes = []
     for seed in range(n):
         won = float(seed < wins)
-        episodes.append({"task_name": "t", "seed": seed, "success": won, "progression": won, "return": 0.1 * won})
+        episodes.append(
+            {
+                "task_name": "t",
+                "seed": seed,
+                "success": won,
+                "progression": won,
+                "return": 0.1 * won,
+            }
+        )
     return episodes
 
 
 def scored(wins: int, n: int, total: float, progression: float = 0.0) -> list[dict[str, Any]]:
-    """Episodes of which some were won, with returns and progression that differ a little from seed to seed."""
+    """Episodes of which some were won, with returns and progression that differ a little from seed
+    to seed."""
     found = played(wins, n)
     for k, episode in enumerate(found):
         episode["return"] = total + 0.01 * (k % 7)
@@ -136,7 +181,9 @@ def test_a_single_win_does_not_hide_what_return_and_progression_say(
 
 
 def test_the_best_policy_is_chosen_by_the_rule_of_the_verdict() -> None:
-    assert is_better(scored(0, 64, 0.4), scored(1, 64, 0.1)), "one win by chance is not more than a higher return"
+    assert is_better(scored(0, 64, 0.4), scored(1, 64, 0.1)), (
+        "one win by chance is not more than a higher return"
+    )
     assert not is_better(scored(1, 64, 0.1), scored(0, 64, 0.4))
     assert is_better(scored(60, 64, 0.1), scored(5, 64, 0.4))
     assert is_better(played(3, 4), played(2, 4)), "of too few episodes, the higher win rate"

@@ -8,10 +8,15 @@ from embedded.run.folder import check_folder, claimed
 from slime_verlog import ConfigError
 
 
-def test_a_run_that_failed_before_it_played_anything_does_not_hold_its_folder(tmp_path: Path) -> None:
+def test_a_run_that_failed_before_it_played_anything_does_not_hold_its_folder(
+    tmp_path: Path,
+) -> None:
     with claimed(tmp_path, {"keys": {"history": "full"}}, resume=False):
         (tmp_path / "config.yaml").write_text("history: full")
-        with pytest.raises(ConfigError, match="another process runs in"), claimed(tmp_path, {}, resume=False):
+        with (
+            pytest.raises(ConfigError, match="another process runs in"),
+            claimed(tmp_path, {}, resume=False),
+        ):
             pass
     for resume in (False, True):
         with claimed(tmp_path, {"resume": resume}, resume):

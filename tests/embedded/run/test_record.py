@@ -19,17 +19,23 @@ from tests.embedded.conftest import SIZE, TEXTS, sharpen
 from tests.embedded.test_train import Recorder, maker
 
 
-def recorded(policy: Path, folder: Path, tracker: Recorder | None = None, **keys: Any) -> list[dict[str, Any]]:
+def recorded(
+    policy: Path, folder: Path, tracker: Recorder | None = None, **keys: Any
+) -> list[dict[str, Any]]:
     """The lines of a run of three updates of 24 turns; the first trains the critic alone."""
     args = maker(policy, folder)(keys, rollout_batch_size=24)
     path = folder / "training.jsonl"
-    record = TrainingRecord(path, AutoTokenizer.from_pretrained(policy), advantage_settings(args), args.kl_coef)
+    record = TrainingRecord(
+        path, AutoTokenizer.from_pretrained(policy), advantage_settings(args), args.kl_coef
+    )
     train(args, tracker or Recorder(), record=record)
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: Path) -> None:
-    lines = recorded(policy_folder, tmp_path, gamma_step=0.9, lambda_step=0.8, gamma_token=0.95, lambda_token=0.7)
+    lines = recorded(
+        policy_folder, tmp_path, gamma_step=0.9, lambda_step=0.8, gamma_token=0.95, lambda_token=0.7
+    )
     assert next(line["credit"]["role"] for line in lines if line["update"] == 1) == "critic"
     assert {line["credit"]["role"] for line in lines if line["update"] > 1} == {"actor"}
     for update in (1, 2, 3):
@@ -46,9 +52,16 @@ def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: 
                 gamma = credit["gamma_step" if is_last else "gamma_token"]
                 decay = gamma * credit["lambda_step" if is_last else "lambda_token"]
                 kl = credit["kl_coef"] * tokens["kl"][j] if credit["kl_coef"] else 0.0
-                delta = (turn["reward"] if is_last else 0.0) - kl + gamma * following - tokens["values"][j]
+                delta = (
+                    (turn["reward"] if is_last else 0.0)
+                    - kl
+                    + gamma * following
+                    - tokens["values"][j]
+                )
                 advantage, following = delta + decay * advantage, tokens["values"][j]
-                assert tokens["returns"][j] - tokens["values"][j] == pytest.approx(advantage, abs=2e-3)
+                assert tokens["returns"][j] - tokens["values"][j] == pytest.approx(
+                    advantage, abs=2e-3
+                )
 
 
 def test_turns_of_notes_are_recorded_with_the_notes_and_measured(tmp_path: Path) -> None:
@@ -59,15 +72,21 @@ def test_turns_of_notes_are_recorded_with_the_notes_and_measured(tmp_path: Path)
     lines = recorded(tmp_path / "policy", tmp_path, tracker, memory=memory)
     turns = [turn for line in lines for turn in line["story"]]
     notes = [turn for turn in turns if "summary" in turn]
-    assert notes and all(turn["moves"] is False and turn["summary"]["tokens"] <= 6 for turn in notes)
+    assert notes and all(
+        turn["moves"] is False and turn["summary"]["tokens"] <= 6 for turn in notes
+    )
     assert any(turn["notes"] == turn["response"].strip() != "" for turn in notes)
-    assert not [turn for turn in turns if "summary" not in turn and ("moves" in turn or "notes" in turn)]
+    assert not [
+        turn for turn in turns if "summary" not in turn and ("moves" in turn or "notes" in turn)
+    ]
     (first, *others) = [metrics for _, metrics in tracker.updates]
     assert "rollout/summary_optimism" not in first, "the actor did not train"
     assert all("rollout/summary_optimism" in metrics for metrics in others)
 
 
-def test_an_estimator_without_a_critic_records_what_there_is(policy_folder: Path, tmp_path: Path) -> None:
+def test_an_estimator_without_a_critic_records_what_there_is(
+    policy_folder: Path, tmp_path: Path
+) -> None:
     args = maker(policy_folder, tmp_path)(
         {"history": "window"},
         advantage_estimator="grpo",
@@ -83,7 +102,9 @@ def test_an_estimator_without_a_critic_records_what_there_is(policy_folder: Path
         normalize_advantages=False,
     )
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    record = TrainingRecord(tmp_path / "training.jsonl", tokenizer, advantage_settings(args), args.kl_coef)
+    record = TrainingRecord(
+        tmp_path / "training.jsonl", tokenizer, advantage_settings(args), args.kl_coef
+    )
     train(args, Recorder(), record=record)
     line = json.loads((tmp_path / "training.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert "values" not in line["story"][0]["tokens"] and "advantages" in line["story"][0]["tokens"]

@@ -18,22 +18,40 @@ def test_the_wall_time_of_a_resumed_run_counts_all_its_sessions(tmp_path: Path) 
     report.update(1, {"train/actor_trains": 1.0})
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest.json").write_text(json.dumps({"rollout_id": 0}))
-    (tmp_path / "episodes.jsonl").write_bytes('{"setting": "after 1 updates", "x": "ü"}'.encode()[:-3])
+    (tmp_path / "episodes.jsonl").write_bytes(
+        '{"setting": "after 1 updates", "x": "ü"}'.encode()[:-3]
+    )
     (tmp_path / "summary.json").write_text('{"interrupted": true}')
     resumed = RunReport(tmp_path, {}, tmp_path)
     assert not (tmp_path / "summary.json").exists(), "the run goes on"
-    assert not (tmp_path / "episodes.jsonl").exists(), "a line that was cut, here within a character"
+    assert not (tmp_path / "episodes.jsonl").exists(), (
+        "a line that was cut, here within a character"
+    )
     assert [row["update"] for row in resumed.history] == [1]
-    assert 120.0 <= resumed.write()["wall_time_s"] < 130.0, "the update that was dropped took its time, too"
+    assert 120.0 <= resumed.write()["wall_time_s"] < 130.0, (
+        "the update that was dropped took its time, too"
+    )
 
 
-def test_the_summary_names_the_best_policy_by_the_verdict_of_each_evaluation(tmp_path: Path) -> None:
+def test_the_summary_names_the_best_policy_by_the_verdict_of_each_evaluation(
+    tmp_path: Path,
+) -> None:
     report = RunReport(tmp_path, {"lengths": {}}, tmp_path)
     for updates, (wins, total) in {0: (0, 0.1), 20: (1, 0.1), 40: (0, 0.5)}.items():
         report.evaluations[updates] = [
             {
-                **{"task_name": "t", "seed": seed, "turns": 3, "valid_action_ratio": 1.0, "fault": None},
-                **{"success": seed < wins, "progression": float(seed < wins), "return": total + 0.01 * (seed % 7)},
+                **{
+                    "task_name": "t",
+                    "seed": seed,
+                    "turns": 3,
+                    "valid_action_ratio": 1.0,
+                    "fault": None,
+                },
+                **{
+                    "success": seed < wins,
+                    "progression": float(seed < wins),
+                    "return": total + 0.01 * (seed % 7),
+                },
             }
             for seed in range(32)
         ]

@@ -1,4 +1,5 @@
-"""Ablations: every variant runs, a second start repeats nothing, and the report holds what the runs wrote."""
+"""Ablations: every variant runs, a second start repeats nothing, and the report holds what the runs
+wrote."""
 
 import csv
 import json
@@ -62,7 +63,10 @@ def test_every_study_of_the_package_is_accepted(name: str, monkeypatch: pytest.M
 
 
 def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     out, path = tmp_path / "out", tmp_path / "mine.yaml"
     del small["name"]
@@ -73,7 +77,9 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
     text = capsys.readouterr().out
     assert "| dual | 2 | " in text and "| all_ones | 2 | " in text
     folder = out / "mine"
-    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG") and (folder / "table.md").read_text() in text
+    assert (folder / "plot.png").read_bytes().startswith(b"\x89PNG") and (
+        folder / "table.md"
+    ).read_text() in text
     runs = {(v, s) for v in ("dual", "all_ones") for s in "01"}
     with open(folder / "raw.csv", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -85,11 +91,18 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
         assert [row["turns"] for row in mine if row["critic/value_loss"]] == ["8", "16"]
         seconds = [float(row["seconds"]) for row in mine if row["eval/success"]]
         assert seconds[0] == 0 < seconds[1] < seconds[2]
-        before, after = (load_file(folder / variant / "seed_0" / f"policy_{n}" / WEIGHTS) for n in ("before", "after"))
-        assert before.keys() == after.keys() and any((before[key] != after[key]).any() for key in before)
+        before, after = (
+            load_file(folder / variant / "seed_0" / f"policy_{n}" / WEIGHTS)
+            for n in ("before", "after")
+        )
+        assert before.keys() == after.keys() and any(
+            (before[key] != after[key]).any() for key in before
+        )
     # Both variants started from the same policy, and a second start trains nothing.
     assert len(list((out / "policies").iterdir())) == 2
-    monkeypatch.setattr("embedded.train.train", lambda *_: pytest.fail("a finished run was run again"))
+    monkeypatch.setattr(
+        "embedded.train.train", lambda *_: pytest.fail("a finished run was run again")
+    )
     main(command)
     assert (folder / "table.md").read_text() in capsys.readouterr().out
 
@@ -99,7 +112,9 @@ def test_runs_in_parallel_processes_give_the_same_rows(
 ) -> None:
     monkeypatch.setattr("embedded.studies.run.multiprocessing.get_context", lambda method: CONTEXT)
     for jobs, seeds in {1: [0], 2: [0, 1]}.items():
-        run_study(plan(tiny(small, updates=1, eval_interval=9, seeds=seeds), tmp_path / str(jobs)), jobs)
+        run_study(
+            plan(tiny(small, updates=1, eval_interval=9, seeds=seeds), tmp_path / str(jobs)), jobs
+        )
     folders = ("1/tiny/v/seed_0", "2/tiny/v/seed_0", "2/tiny/v/seed_1")
     alone, beside, other = (read_rows(tmp_path / folder / "rows.jsonl") for folder in folders)
     assert all([row["update"] for row in rows] == [0, 1, 1] for rows in (alone, beside, other))
@@ -139,9 +154,13 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
 
 
 def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
-    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The first machine is lost after seed 0; the second has its `raw.csv` and `variants.json`, and no run folder."""
+    """The first machine is lost after seed 0; the second has its `raw.csv` and `variants.json`, and
+    no run folder."""
     path, played = tmp_path / "tiny.yaml", list[int]()
     study: dict[str, Any] = {**small, "seeds": [0, 1]}
     path.write_text(yaml.safe_dump(study))
@@ -150,7 +169,12 @@ def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
         if played == [0]:
             raise KeyboardInterrupt
         played.append(seed)
-        evaluated = {"seconds": 0.5, "eval/episodes": 4, "eval/success": 0.123456789, "eval/turns": 3}
+        evaluated = {
+            "seconds": 0.5,
+            "eval/episodes": 4,
+            "eval/success": 0.123456789,
+            "eval/turns": 3,
+        }
         rows = [{"update": update, "turns": 8 * update, **evaluated} for update in (0, 2)]
         folder = given.run_folder(variant, seed)
         folder.mkdir(parents=True)
@@ -179,7 +203,9 @@ def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
     assert played == [1] and (second / "raw.csv").read_text().splitlines()[:3] == lines
     shutil.rmtree(second / "v")
     path.write_text(yaml.safe_dump({**study, "flags": {**study["flags"], "lr": 0.5}}))
-    with pytest.raises(SystemExit, match="raw.csv holds a run with other settings: flags.lr is None there and 0.5"):
+    with pytest.raises(
+        SystemExit, match="raw.csv holds a run with other settings: flags.lr is None there and 0.5"
+    ):
         start("second")
 
 
@@ -196,12 +222,18 @@ def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_an
         return made
 
     monkeypatch.setattr(embedded.trainer.ppo, "optimizer_steps", watched)
-    keys = {**load_study("long_horizon").variant("rloo_25").keys, "tasks": ["errands"], "env": {"max_steps": 12}}
+    keys = {
+        **load_study("long_horizon").variant("rloo_25").keys,
+        "tasks": ["errands"],
+        "env": {"max_steps": 12},
+    }
     shared = {**load_study("long_horizon").variant("rloo_25").flags, "rollout_batch_size": 1}
     flags = {**small["flags"], **shared, "n_samples_per_prompt": 2, "global_batch_size": 8}
     work = plan(tiny(small, updates=1, variants={"v": {"keys": keys, "flags": flags}}), tmp_path)
     run_one(work, "v", 0)
-    (row,) = [row for row in read_rows(work.run_folder("v", 0) / "rows.jsonl") if "rollout/turns" in row]
+    (row,) = [
+        row for row in read_rows(work.run_folder("v", 0) / "rows.jsonl") if "rollout/turns" in row
+    ]
     assert row["rollout/turns"] == 24 and row["train/actor_trains"] == 1
     assert sizes == [8, 8, 8]
 
@@ -211,8 +243,14 @@ def test_variants_with_other_environments_share_a_policy_if_their_demonstrations
 ) -> None:
     errands = lambda turns: {"tasks": ["errands"], "env": {"max_steps": turns}}
     mood = {"chat_template_kwargs": {"mood": "chatty"}}
-    variants = {"short": {"keys": errands(5)}, "long": {"keys": errands(9)}, "chatty": {"keys": {**errands(5), **mood}}}
-    of_one = lambda warm: plan(tiny(small, variants=variants, warm={**small["warm"], **warm}), tmp_path)
+    variants = {
+        "short": {"keys": errands(5)},
+        "long": {"keys": errands(9)},
+        "chatty": {"keys": {**errands(5), **mood}},
+    }
+    of_one = lambda warm: plan(
+        tiny(small, variants=variants, warm={**small["warm"], **warm}), tmp_path
+    )
     found = {}
     for name, warm in {"same": {"env": {"max_steps": 7}}, "own": {}}.items():
         work = of_one(warm)
@@ -242,11 +280,23 @@ def test_a_run_whose_actor_never_trained_is_named(
         ({"variant": {}}, "unknown key 'variant'; did you mean 'variants'?"),
         ({"variants": {}}, "variants is empty; name at least one"),
         ({"variants": {"a/b": {}}}, "'a/b' cannot be the name of a folder"),
-        ({"seeds": [0, 0]}, "seeds must be a list of different integers that are at least 0, got [0, 0]"),
+        (
+            {"seeds": [0, 0]},
+            "seeds must be a list of different integers that are at least 0, got [0, 0]",
+        ),
         ({"contrasts": {"c": {"w": 1}}}, "contrasts name 'w'"),
-        ({"variants": {"a": {"keys": {"memry": {}}}}}, "variant 'a': unknown key 'memry'; did you mean 'memory'?"),
-        ({"variants": {"a": {"flags": {"lrr": 1}}}}, "variant 'a': unknown key 'lrr'; did you mean 'lr'?"),
-        ({"variants": {"a": {"warm": {"epoch": 1}}}}, "variant 'a': unknown key 'warm.epoch'; did you mean"),
+        (
+            {"variants": {"a": {"keys": {"memry": {}}}}},
+            "variant 'a': unknown key 'memry'; did you mean 'memory'?",
+        ),
+        (
+            {"variants": {"a": {"flags": {"lrr": 1}}}},
+            "variant 'a': unknown key 'lrr'; did you mean 'lr'?",
+        ),
+        (
+            {"variants": {"a": {"warm": {"epoch": 1}}}},
+            "variant 'a': unknown key 'warm.epoch'; did you mean",
+        ),
     ],
     ids=str,
 )
@@ -264,7 +314,10 @@ def test_a_mistake_in_a_study_ends_in_one_sentence(
 def test_unknown_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no variant 'dule'; choose from dual, all_ones"):
         make_plan(load_study("dual_discount"), tmp_path, ["dule"])
-    with pytest.raises(ConfigError, match="unknown study 'dual'; choose one of asynchronous, .*, or give a YAML file"):
+    with pytest.raises(
+        ConfigError,
+        match="unknown study 'dual'; choose one of asynchronous, .*, or give a YAML file",
+    ):
         load_study("dual")
 
 
@@ -279,5 +332,7 @@ def test_a_dry_run_lists_the_runs_with_warnings_and_writes_nothing(
     assert question == "Which?"
     assert first == f"  {out}/tiny/a/seed_3/: 40 updates, to do"
     assert second == f"  {out}/tiny/b/seed_3/: 1 updates, to do"
-    assert warning.startswith("warning: b: all 1 updates train the critic alone, so the policy cannot change")
+    assert warning.startswith(
+        "warning: b: all 1 updates train the critic alone, so the policy cannot change"
+    )
     assert not out.exists()

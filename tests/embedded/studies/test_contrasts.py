@@ -25,7 +25,8 @@ def study(**changes: object) -> Study:
 
 
 def runs(leads: list[float], second: list[float] | None = None) -> list[Run]:
-    """Runs whose held-out curve is flat: 0.3 for `old`, and more for the others by the lead of each seed."""
+    """Runs whose held-out curve is flat: 0.3 for `old`, and more for the others by the lead of each
+    seed."""
     found = []
     for seed, lead in enumerate(leads):
         other = second[seed] if second else 0.0
@@ -39,7 +40,9 @@ def runs(leads: list[float], second: list[float] | None = None) -> list[Run]:
 def test_the_sign_flip_test_counts_all_flips(size: int) -> None:
     values = list(np.random.default_rng(size).normal(0.2, 0.3, size))
     flips = itertools.product((1, -1), repeat=size)
-    sums = [abs(sum(sign * value for sign, value in zip(flip, values, strict=True))) for flip in flips]
+    sums = [
+        abs(sum(sign * value for sign, value in zip(flip, values, strict=True))) for flip in flips
+    ]
     assert sign_flip_p(values) == sum(total >= abs(sum(values)) - 1e-9 for total in sums) / 2**size
 
 
@@ -92,14 +95,26 @@ def test_a_study_of_eight_seeds_has_one_look_at_all_its_contrasts() -> None:
 
 
 def test_areas_end_with_the_shortest_run_and_count_from_random_play_to_the_expert() -> None:
-    rows = lambda end: [{"turns": 0.0, "eval/success": 0.2}, {"turns": end, "eval/success": 0.2 + end / 1000}]
-    found = areas(study(scale=[0.2, 0.7]), [Run("new", 0, rows(500.0), True), Run("old", 0, rows(100.0), True)])
+    rows = lambda end: [
+        {"turns": 0.0, "eval/success": 0.2},
+        {"turns": end, "eval/success": 0.2 + end / 1000},
+    ]
+    found = areas(
+        study(scale=[0.2, 0.7]),
+        [Run("new", 0, rows(500.0), True), Run("old", 0, rows(100.0), True)],
+    )
     assert [found["old"][0], found["new"][0]] == pytest.approx([0.1, 0.1], abs=1e-3)
 
 
 def test_the_share_of_turns_with_company_stands_beside_the_areas_if_runs_logged_it() -> None:
     start = {"update": 0.0, "turns": 0.0, "eval/success": 0.3}
-    trained = {**start, "update": 1.0, "turns": 9.0, "train/actor_trains": 1.0, "rollout/shared_state_ratio": 0.25}
+    trained = {
+        **start,
+        "update": 1.0,
+        "turns": 9.0,
+        "train/actor_trains": 1.0,
+        "rollout/shared_state_ratio": 0.25,
+    }
     head, _, *lines = area_lines(study(), [Run("old", 0, [start, trained], True)])
     assert head.endswith("| turns that share their prompt |")
     assert [line.split(" | ")[-1] for line in lines] == ["- |", "0.25 |", "- |"]

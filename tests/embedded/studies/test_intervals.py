@@ -13,9 +13,12 @@ RECORDED = (
     ((0.346, 0.822, 0.33, -1.303, 0.905, 0.446, -0.537, 0.581), (0.42575, -0.32025, 0.728)),
     ((0.5, 0.5), (0.5, 0.5, 0.5)),
 )
-"""Values, and what rliable 1.2.0 returned for them after `numpy.random.seed(0)`, with 2,000 bootstrap samples."""
+"""Values, and what rliable 1.2.0 returned for them after `numpy.random.seed(0)`, with 2,000
+bootstrap samples."""
 
 
 @pytest.mark.parametrize(("values", "expected"), RECORDED)
-def test_the_intervals_are_those_of_rliable(values: Sequence[float], expected: tuple[float, float, float]) -> None:
+def test_the_intervals_are_those_of_rliable(
+    values: Sequence[float], expected: tuple[float, float, float]
+) -> None:
     assert interquartile_mean(values) == pytest.approx(expected, abs=1e-12)

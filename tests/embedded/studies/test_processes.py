@@ -1,4 +1,5 @@
-"""Jobs in processes: one that is killed is reported, the others finish, and an interrupt leaves none behind."""
+"""Jobs in processes: one that is killed is reported, the others finish, and an interrupt leaves
+none behind."""
 
 import os
 import signal
@@ -27,7 +28,9 @@ def job(folder: str, name: str) -> None:
             time.sleep(600)
 
 
-def test_a_killed_job_is_reported_and_the_others_finish(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_job_is_reported_and_the_others_finish(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     names = ["killed", "refused", "fine", "fine too"]
     failures = run_processes({name: (str(tmp_path), name) for name in names}, job, at_once=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
@@ -41,7 +44,9 @@ def test_a_killed_job_is_reported_and_the_others_finish(tmp_path: Path, capfd: p
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_all_jobs_end_with_their_parent_and_without_a_traceback(tmp_path: Path, number: signal.Signals) -> None:
+def test_all_jobs_end_with_their_parent_and_without_a_traceback(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     jobs = {name: (str(tmp_path), name) for name in ("endless", "endless too")}
     script = tmp_path / "main.py"
     script.write_text(

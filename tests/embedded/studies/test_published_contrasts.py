@@ -1,7 +1,8 @@
-"""The contrasts on the results pages follow from the committed CSV files, by other code than the tables'.
+"""The contrasts on the results pages follow from the committed CSV files, by other code than the
+tables'.
 
-Areas by the trapezoid rule, p by counting all flips, Holm's correction and the plan's looks written out again; nothing
-of `embedded.studies` is used.
+Areas by the trapezoid rule, p by counting all flips, Holm's correction and the plan's looks written
+out again; nothing of `embedded.studies` is used.
 """
 
 import csv
@@ -17,7 +18,10 @@ RESULTS = Path(__file__).parents[3] / "docs" / "results"
 LOOKS = {"long_horizon": {8: 0.01, 12: 0.015, 20: 0.025}, "recall": {8: 0.05}}
 """As the plans on the pages have them: seeds, and the error level."""
 SCALES = {"long_horizon": (0.020, 0.788), "recall": (0.25, 1.0)}
-LEADS = {"long_horizon": ("rloo", "all_ones", "episodes", "end_reward"), "recall": ("window", "inline_notes")}
+LEADS = {
+    "long_horizon": ("rloo", "all_ones", "episodes", "end_reward"),
+    "recall": ("window", "inline_notes"),
+}
 """What the pages' contrasts are against, in order."""
 FIRST = {"long_horizon": "dual", "recall": "notes"}
 
@@ -45,7 +49,11 @@ def leads(study: str, area: dict[tuple[str, int], float]) -> list[list[float]]:
     for other in LEADS[study]:
         values = []
         for seed in range(max(LOOKS[study])):
-            runs = [(f"{method}_{length}", seed) for length in (400, 25) for method in (FIRST[study], other)]
+            runs = [
+                (f"{method}_{length}", seed)
+                for length in (400, 25)
+                for method in (FIRST[study], other)
+            ]
             if any(run not in area for run in runs):
                 break
             new_late, old_late, new_early, old_early = (area[run] for run in runs)
@@ -82,23 +90,35 @@ def test_the_pages_contrasts_follow_from_the_committed_numbers(study: str) -> No
                     found = "yes" if mean > 0 else "yes, the other way round"
                 elif look == max(looks):
                     reach = _t90(values[k][:look])
-                    found = "no difference above 0.05" if abs(mean) + reach <= 0.05 else "cannot tell"
+                    found = (
+                        "no difference above 0.05" if abs(mean) + reach <= 0.05 else "cannot tell"
+                    )
                 decided[k] = look, p_values[k], adjusted, found
     table = re.search(
-        rf"<!-- contrasts: {study} -->.*?<!-- end -->", (RESULTS / f"{study}.md").read_text("utf-8"), re.DOTALL
+        rf"<!-- contrasts: {study} -->.*?<!-- end -->",
+        (RESULTS / f"{study}.md").read_text("utf-8"),
+        re.DOTALL,
     )
     assert table is not None
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table[0].splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in table[0].splitlines()
+        if line.startswith("| ")
+    ]
     assert len(rows) == 1 + len(values)
     for k, (_, seeds, mean, _, interval, p, adjusted, verdict) in enumerate(rows[1:]):
         if k not in decided:
             assert (verdict[:5], p) == ("open:", "-")
             continue
         look, expected_p, expected_adjusted, found = decided[k]
-        assert int(seeds) == look and float(mean) == pytest.approx(np.mean(values[k][:look]), abs=2e-3)
+        assert int(seeds) == look and float(mean) == pytest.approx(
+            np.mean(values[k][:look]), abs=2e-3
+        )
         low, high = map(float, interval.split(" to "))
         assert high - low == pytest.approx(2 * _t90(values[k][:look]), abs=4e-3)
-        assert (float(p), float(adjusted)) == pytest.approx((expected_p, expected_adjusted), abs=2e-3)
+        assert (float(p), float(adjusted)) == pytest.approx(
+            (expected_p, expected_adjusted), abs=2e-3
+        )
         assert verdict == found or (found == "" and verdict.startswith("open"))
 
 

@@ -14,12 +14,16 @@ from rollout.errors import ConfigError
 from tests.embedded.conftest import made_up_batch, trainer_args
 
 
-@pytest.mark.parametrize("head", [{}, {"value_loss": "hl_gauss", "value_range": [-1.0, 1.0]}], ids=["mse", "hl_gauss"])
+@pytest.mark.parametrize(
+    "head", [{}, {"value_loss": "hl_gauss", "value_range": [-1.0, 1.0]}], ids=["mse", "hl_gauss"]
+)
 def test_a_saved_critic_gives_a_prompt_the_value_of_its_first_token(
     policy_folder: Path, tmp_path: Path, head: dict[str, Any]
 ) -> None:
     trainer = PpoTrainer(
-        trainer_args(hf_checkpoint=str(policy_folder), critic_lr=1e-2, num_critic_only_steps=2, **head)
+        trainer_args(
+            hf_checkpoint=str(policy_folder), critic_lr=1e-2, num_critic_only_steps=2, **head
+        )
     )
     for number in range(2):
         trainer.train(number, made_up_batch(seed=number))

@@ -17,7 +17,13 @@ from tests.fixtures.conversations import by_turn, conversations, train_data
 TURNS, STEP = 16, 4
 KL_IN_REWARD = {"kl_coef": 0.1, "value_first_token_weight": 3.0}
 KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
-DIS = {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+DIS = {
+    "policy_loss": "dis",
+    "use_rollout_logprobs": True,
+    "eps_clip": 0.3,
+    "eps_clip_high": 5.0,
+    "eps_clip_c": None,
+}
 
 
 @pytest.fixture
@@ -28,7 +34,9 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("flags", [KL_IN_REWARD, KL_LOSS, DIS], ids=["kl in reward", "kl loss", "dis"])
+@pytest.mark.parametrize(
+    "flags", [KL_IN_REWARD, KL_LOSS, DIS], ids=["kl in reward", "kl loss", "dis"]
+)
 @pytest.mark.usefixtures("in_float64")
 def test_an_update_is_that_of_a_sample_per_turn(policy_folder: Path, flags: dict[str, Any]) -> None:
     segments, groups = conversations(random.Random(5), 3, TURNS)
@@ -48,7 +56,9 @@ def test_an_update_is_that_of_a_sample_per_turn(policy_folder: Path, flags: dict
         torch.testing.assert_close(steps, same_gradients[role], atol=1e-9, rtol=1e-9)
 
 
-def _update(trainer: PpoTrainer, data: dict[str, Any]) -> tuple[Any, dict[str, float], dict[str, list[torch.Tensor]]]:
+def _update(
+    trainer: PpoTrainer, data: dict[str, Any]
+) -> tuple[Any, dict[str, float], dict[str, list[torch.Tensor]]]:
     """What each token of a turn got, the metrics, and each role's gradients."""
     gradients: dict[str, list[torch.Tensor]] = {"actor": [], "critic": []}
     for role, steps in gradients.items():
@@ -73,7 +83,9 @@ def _record(optimizer: Any, model: torch.nn.Module, steps: list[torch.Tensor]) -
     step = optimizer.step
 
     def recorded() -> Any:
-        steps.append(torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None]))
+        steps.append(
+            torch.cat([p.grad.flatten().clone() for p in model.parameters() if p.grad is not None])
+        )
         return step()
 
     optimizer.step = recorded

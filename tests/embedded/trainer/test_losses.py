@@ -1,4 +1,5 @@
-"""What a KL loss does to the policy: mean gradients over all tokens of a small vocabulary, computed exactly."""
+"""What a KL loss does to the policy: mean gradients over all tokens of a small vocabulary, computed
+exactly."""
 
 import importlib.util
 import os
@@ -25,7 +26,9 @@ def mean_gradient(estimate: Estimator, reference: Tensor, kind: str, logits: Ten
     for token, probability in enumerate(torch.softmax(logits, -1)):
         wanted = logits.clone().requires_grad_()
         log_prob = torch.log_softmax(wanted, -1)[token]
-        (gradient,) = torch.autograd.grad(estimate(log_prob[None], reference[token][None], kind).sum(), wanted)
+        (gradient,) = torch.autograd.grad(
+            estimate(log_prob[None], reference[token][None], kind).sum(), wanted
+        )
         total += probability * gradient
     return total
 
@@ -48,7 +51,9 @@ def slimes_estimator() -> Estimator:
     checkout = os.environ.get("SLIME_PATH")
     if not checkout:
         pytest.skip("needs SLIME_PATH, a slime checkout")
-    spec = importlib.util.spec_from_file_location("ppo_utils", Path(checkout) / "slime" / "utils" / "ppo_utils.py")
+    spec = importlib.util.spec_from_file_location(
+        "ppo_utils", Path(checkout) / "slime" / "utils" / "ppo_utils.py"
+    )
     assert spec and spec.loader
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -69,7 +74,9 @@ def test_a_kl_loss_pulls_towards_the_reference_with_every_estimator_but_k1(whose
 
 
 def flags(**given: Any) -> EmbeddedFlags:
-    return read_settings(EmbeddedFlags, {"hf_checkpoint": "", "num_rollout": 40, "kl_coef": 0.0, **given})
+    return read_settings(
+        EmbeddedFlags, {"hf_checkpoint": "", "num_rollout": 40, "kl_coef": 0.0, **given}
+    )
 
 
 def test_k1_is_refused_in_a_loss_and_welcome_in_the_reward() -> None:
@@ -84,11 +91,19 @@ def test_k1_is_refused_in_a_loss_and_welcome_in_the_reward() -> None:
     ("given", "words"),
     [
         ({"use_kl_loss": True}, "--kl-loss-coef 0 (the default) only logs the KL"),
-        ({"use_kl_loss": True, "kl_loss_type": "k2"}, "give --use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var"),
-        ({"kl_loss_coef": 0.01, "kl_loss_type": "k2"}, "--kl-loss-coef 0.01 has no effect without --use-kl-loss"),
+        (
+            {"use_kl_loss": True, "kl_loss_type": "k2"},
+            "give --use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var",
+        ),
+        (
+            {"kl_loss_coef": 0.01, "kl_loss_type": "k2"},
+            "--kl-loss-coef 0.01 has no effect without --use-kl-loss",
+        ),
         ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k2"}, None),
     ],
 )
-def test_a_kl_loss_that_charges_nothing_is_warned_about(given: dict[str, Any], words: str | None) -> None:
+def test_a_kl_loss_that_charges_nothing_is_warned_about(
+    given: dict[str, Any], words: str | None
+) -> None:
     found = list(warnings_of_plan(flags(**given)))
     assert len(found) == (words is not None) and (words is None or words in found[0])

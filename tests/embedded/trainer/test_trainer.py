@@ -30,7 +30,9 @@ def make(policy_folder: Path) -> Any:
 
 def weights(trainer: PpoTrainer, role: str = "actor") -> dict[str, torch.Tensor]:
     state = getattr(trainer, role).state_dict()
-    return {name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, torch.Tensor)}
+    return {
+        name: tensor.clone() for name, tensor in state.items() if isinstance(tensor, torch.Tensor)
+    }
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
@@ -38,7 +40,8 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 def lambda_returns(rewards: list[float], whitened_over: list[torch.Tensor] | None) -> list[float]:
-    """Each turn's advantage if V = 0 and token discounts are 1. Episodes end with turns 3 and 7 of eight."""
+    """Each turn's advantage if V = 0 and token discounts are 1. Episodes end with turns 3 and 7 of
+    eight."""
     advantages, ahead = [0.0] * 8, 0.0
     for i in reversed(range(8)):
         ahead = rewards[i] + (0.0 if i in (3, 7) else 0.99 * 0.95 * ahead)
@@ -57,13 +60,18 @@ KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_ty
 
 @pytest.mark.parametrize(
     "flags",
-    [{"num_rollout": 1, "rollout_batch_size": 8}, {"normalize_advantages": False}, {**KL_LOSS, **CONSTANT}],
+    [
+        {"num_rollout": 1, "rollout_batch_size": 8},
+        {"normalize_advantages": False},
+        {**KL_LOSS, **CONSTANT},
+    ],
     ids=str,
 )
 def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
     make: Any, policy_folder: Path, flags: dict[str, Any]
 ) -> None:
-    """Oracle: Hugging Face model, torch's AdamW, one sample and one token at a time; V = 0 as at the start."""
+    """Oracle: Hugging Face model, torch's AdamW, one sample and one token at a time; V = 0 as at
+    the start."""
     batch = made_up_batch()
     args = trainer_args(**flags)
     trainer = make(**flags)
@@ -81,12 +89,16 @@ def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
 
     def log_probs_of(i: int) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, n = batch["tokens"][i], batch["response_lengths"][i]
-        table = torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)[len(tokens) - n - 1 : -1]
+        table = torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)[
+            len(tokens) - n - 1 : -1
+        ]
         return table[range(n), tokens[-n:]], -(table.exp() * table).sum(-1)
 
     with torch.no_grad():
         old = [log_probs_of(i)[0] for i in range(8)]
-    advantages = lambda_returns(batch["rewards"], whitened_over=old if args.normalize_advantages else None)
+    advantages = lambda_returns(
+        batch["rewards"], whitened_over=old if args.normalize_advantages else None
+    )
     for step in ([0, 1, 2, 3], [4, 5, 6, 7]):
         inner.zero_grad()
         for i in step:
@@ -107,30 +119,49 @@ def test_an_actor_update_is_the_one_that_a_plain_loop_makes(
                 group["lr"] = args.lr * (1 - 4 / (args.num_rollout * args.rollout_batch_size))
     found, wanted = trainer.policy_state(), model.state_dict()
     worst = max((found[name] - wanted[name]).abs().max().item() for name in wanted)
-    moved = max((found[name] - before).abs().max().item() for name, before in make().policy_state().items())
+    moved = max(
+        (found[name] - before).abs().max().item() for name, before in make().policy_state().items()
+    )
     assert moved > 2e-4 and worst < 0.02 * moved
 
 
 def test_dis_of_one_step_on_its_own_turns_is_plain_policy_gradient(make: Any) -> None:
-    """With weights that have not moved, every ratio is 1: nothing is masked, and PPO makes the same first step."""
+    """With weights that have not moved, every ratio is 1: nothing is masked, and PPO makes the same
+    first step."""
     batch, flags = made_up_batch(turns=4), {"use_rollout_logprobs": True, "global_batch_size": 4}
     probe = make()
     data = to_rollout_data(batch, probe.device)
     own = probe._log_probs(data, micro_batches(data, range(len(data["tokens"])), 8192))["log_probs"]
     batch["rollout_log_probs"] = [row.tolist() for row in own]
-    ppo, dis = make(**flags), make(**flags, policy_loss="dis", eps_clip=0.3, eps_clip_high=5.0, eps_clip_c=None)
+    ppo, dis = (
+        make(**flags),
+        make(**flags, policy_loss="dis", eps_clip=0.3, eps_clip_high=5.0, eps_clip_c=None),
+    )
     ppo.train(0, batch)
     metrics = dis.train(0, batch)
-    assert metrics["actor/pg_clipfrac"] == 0.0 and metrics["actor/dis_ess"] == pytest.approx(1.0, abs=1e-4)
-    worst = max((a - b).abs().max().item() for a, b in zip(weights(ppo).values(), weights(dis).values(), strict=True))
+    assert metrics["actor/pg_clipfrac"] == 0.0 and metrics["actor/dis_ess"] == pytest.approx(
+        1.0, abs=1e-4
+    )
+    worst = max(
+        (a - b).abs().max().item()
+        for a, b in zip(weights(ppo).values(), weights(dis).values(), strict=True)
+    )
     assert worst < 1e-5
 
 
-DIS = {"policy_loss": "dis", "use_rollout_logprobs": True, "eps_clip": 0.3, "eps_clip_high": 5.0, "eps_clip_c": None}
+DIS = {
+    "policy_loss": "dis",
+    "use_rollout_logprobs": True,
+    "eps_clip": 0.3,
+    "eps_clip_high": 5.0,
+    "eps_clip_c": None,
+}
 
 
 @pytest.mark.parametrize("flags", [{}, KL_LOSS, DIS, BINS], ids=str)
-def test_every_number_of_an_update_is_explained_in_the_docs(make: Any, flags: dict[str, Any]) -> None:
+def test_every_number_of_an_update_is_explained_in_the_docs(
+    make: Any, flags: dict[str, Any]
+) -> None:
     assert not unexplained(make(**flags).train(0, made_up_batch()))
 
 
@@ -180,7 +211,8 @@ def test_kl_to_the_start_enters_the_actors_advantages_and_not_the_value_targets(
     for trainer in (without, with_kl):
         first = trainer.train(0, batches[0])
     assert first["actor/ref_kl"] == pytest.approx(0.0, abs=1e-6)
-    # At the start KL is zero everywhere, so both are equal; afterwards only the actor sees the coefficient.
+    # At the start KL is zero everywhere, so both are equal; afterwards only the actor sees the
+    # coefficient.
     pairs = zip(weights(without).values(), weights(with_kl).values(), strict=True)
     assert max((a - b).abs().max() for a, b in pairs) < 1e-4
     plain, pulled = (trainer.train(1, batches[1]) for trainer in (without, with_kl))
@@ -229,14 +261,19 @@ def test_a_full_disk_is_one_sentence_and_leaves_the_last_checkpoint(
     trainer = make()
     trainer.save(str(tmp_path), 0)
     (tmp_path / ".trainer_1.123").mkdir()  # of a process that was killed while it saved
-    with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left on device"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(CheckpointError, match="No space left on device"),
+    ):
         patch.setattr("embedded.trainer.checkpoint.save_file", full)
         trainer.save(str(tmp_path), 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest.json", "trainer_0"]
     assert make().load(str(tmp_path)) == 0
 
 
-def test_a_missing_a_damaged_and_a_foreign_checkpoint_are_refused_whole(make: Any, tmp_path: Path) -> None:
+def test_a_missing_a_damaged_and_a_foreign_checkpoint_are_refused_whole(
+    make: Any, tmp_path: Path
+) -> None:
     trainer = make()
     before = weights(trainer)
     with pytest.raises(CheckpointError, match="no usable trainer checkpoint"):

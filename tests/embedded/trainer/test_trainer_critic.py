@@ -1,4 +1,5 @@
-"""What the trainer does with its critic: first tokens, several updates per batch, and frozen attention."""
+"""What the trainer does with its critic: first tokens, several updates per batch, and frozen
+attention."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from tests.embedded.trainer.test_trainer import same, weights
 
 
 def test_a_critic_update_weighs_first_tokens_and_divides_by_the_groups_tokens(make: Any) -> None:
-    """Oracle: the loss that the first step reports, from the batch alone (V = 0, so returns are lambda-returns)."""
+    """Oracle: the loss that the first step reports, from the batch alone (V = 0, so returns are
+    lambda-returns)."""
     batch = made_up_batch(turns=4)
     metrics = make().train(0, batch)
     expected, ahead = 0.0, 0.0
@@ -29,8 +31,11 @@ def test_a_critic_update_weighs_first_tokens_and_divides_by_the_groups_tokens(ma
     assert metrics["critic/value_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_critic_trains_several_times_on_a_batch_with_the_returns_and_values_from_before(make: Any) -> None:
-    """Oracle: the same batch given twice to a trainer whose values, returns and learning rate do not change."""
+def test_the_critic_trains_several_times_on_a_batch_with_the_returns_and_values_from_before(
+    make: Any,
+) -> None:
+    """Oracle: the same batch given twice to a trainer whose values, returns and learning rate do
+    not change."""
     batch = made_up_batch()
     twice, by_hand = make(critic_updates=2), make()
     kept = weights(twice)
@@ -41,7 +46,9 @@ def test_the_critic_trains_several_times_on_a_batch_with_the_returns_and_values_
     assert same(weights(twice, "critic"), weights(by_hand, "critic"))
     once = make()
     assert once.train(0, batch)["critic/value_mean"] == metrics["critic/value_mean"]
-    assert same(weights(once), weights(twice)) and not same(kept, weights(twice)), "the actor's update is unchanged"
+    assert same(weights(once), weights(twice)) and not same(kept, weights(twice)), (
+        "the actor's update is unchanged"
+    )
     rates = [trainer.critic_optimizer.param_groups[0]["lr"] for trainer in (once, twice)]
     assert rates[0] == rates[1], "the schedule advances once per batch"
 
@@ -54,12 +61,16 @@ def by_hand_critic_data(trainer: PpoTrainer, batch: dict[str, Any]) -> Any:
 
 
 def test_the_actor_can_use_the_values_from_after_the_critics_update(make: Any) -> None:
-    """Oracle: a trained copy of the critic. Only the actor's update differs; the critic's does not."""
+    """Oracle: a trained copy of the critic. Only the actor's update differs; the critic's does
+    not."""
     batch, lambdas = made_up_batch(), {"normalize_advantages": False}
     before, after = make(**lambdas), make(actor_values="after", **lambdas)
     seen: list[Any] = []
     kept = after._train_actor
-    after._train_actor = lambda rollout_id, data: (seen.append(data["values"]), kept(rollout_id, data))[1]
+    after._train_actor = lambda rollout_id, data: (
+        seen.append(data["values"]),
+        kept(rollout_id, data),
+    )[1]
     before.train(0, batch)
     after.train(0, batch)
     assert same(weights(before, "critic"), weights(after, "critic"))
@@ -99,7 +110,9 @@ def test_a_pattern_that_freezes_nothing_is_refused_and_so_is_a_resume_with_anoth
 BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [-1.0, 1.0]}
 
 
-def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_one_learns(make: Any) -> None:
+def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_one_learns(
+    make: Any,
+) -> None:
     """Also in bf16, whose products move logits but not the head's own."""
     batch = made_up_batch()
     flags = {"lambda_critic": 1.0, "num_critic_only_steps": 99, "lr_decay_style": "constant"}
@@ -113,7 +126,9 @@ def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_
         assert not head or rows[0]["critic/return_outside_share"] == 0
 
 
-def test_a_critic_with_bins_resumes_bit_for_bit_and_another_head_is_refused(make: Any, tmp_path: Path) -> None:
+def test_a_critic_with_bins_resumes_bit_for_bit_and_another_head_is_refused(
+    make: Any, tmp_path: Path
+) -> None:
     straight, first = make(**BINS), make(**BINS)
     for step in range(4):
         straight.train(step, made_up_batch(seed=step))
@@ -128,7 +143,9 @@ def test_a_critic_with_bins_resumes_bit_for_bit_and_another_head_is_refused(make
         assert same(weights(straight, role), weights(resumed, role))
     for other in ({"value_loss": "mse"}, {**BINS, "value_range": [-1.0, 2.0]}):
         for folder in ("load", "critic_load"):
-            with pytest.raises(ConfigError, match=f"the critic in {tmp_path} has the head value_loss: hl_gauss"):
+            with pytest.raises(
+                ConfigError, match=f"the critic in {tmp_path} has the head value_loss: hl_gauss"
+            ):
                 make(**{folder: str(tmp_path)}, **other)
         with pytest.raises(ConfigError, match="which would start untrained"):
             make(**other).load(str(tmp_path))

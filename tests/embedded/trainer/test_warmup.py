@@ -1,4 +1,5 @@
-"""Critic warm-up with replay in the whole loop: who trains, what is played, and which critic the targets come from."""
+"""Critic warm-up with replay in the whole loop: who trains, what is played, and which critic the
+targets come from."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ W_EPOCH, W_ITER = 2, 2
 def args(policy_folder: Path, tmp_path: Path) -> Any:
     keys = {"critic_warmup": {"w_epoch": W_EPOCH, "w_iter": W_ITER, "fraction": 1.0}}
     warmup = W_EPOCH + W_ITER
-    return maker(policy_folder, tmp_path)(keys, num_rollout=warmup + 1, num_critic_only_steps=warmup)
+    return maker(policy_folder, tmp_path)(
+        keys, num_rollout=warmup + 1, num_critic_only_steps=warmup
+    )
 
 
 @pytest.fixture
@@ -39,7 +42,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     def record(args: Any, data: dict[str, Any]) -> None:
         advantages(args, data)
         if "log_probs" not in data:
-            turns = {tuple(t.tolist()): v for t, v in zip(data["tokens"], data["values"], strict=True)}
+            turns = {
+                tuple(t.tolist()): v for t, v in zip(data["tokens"], data["values"], strict=True)
+            }
             seen["targets"].append((turns, [r.clone() for r in data["returns"]]))
 
     monkeypatch.setattr(PpoTrainer, "train", after)
@@ -47,7 +52,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     return seen
 
 
-def test_batches_are_kept_then_drawn_while_the_actor_stays_bit_identical(args: Any, watched: Any) -> None:
+def test_batches_are_kept_then_drawn_while_the_actor_stays_bit_identical(
+    args: Any, watched: Any
+) -> None:
     recorder = Recorder()
     train(args, recorder)
     metrics = [row for _, row in recorder.updates]
@@ -62,7 +69,9 @@ def test_batches_are_kept_then_drawn_while_the_actor_stays_bit_identical(args: A
     assert any(not torch.equal(last[name], weight) for name, weight in first.items())
 
 
-def test_a_kept_turn_gets_new_targets_from_the_critic_of_the_moment(args: Any, watched: Any) -> None:
+def test_a_kept_turn_gets_new_targets_from_the_critic_of_the_moment(
+    args: Any, watched: Any
+) -> None:
     train(args, Recorder())
     (third, third_returns), (fourth, fourth_returns) = watched["targets"][2:4]
     # The same kept turns in both draws, but never the same values, and so other targets.

@@ -28,12 +28,14 @@ def test_auto_classes_load_what_was_saved(policy_folder: Path, tokenizer: Any) -
     for text in ("THINK: a red ball 1 step left\nACTION: go forward<|im_end|>", "Zürich 42 Ω"):
         assert loaded.encode(text) == tokenizer.encode(text)
     assert loaded.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False) == (
-        "<|im_start|>system\ngo to the red ball<|im_end|>\n"
-        "<|im_start|>user\nCurrent Observation:\na wall 2 steps forward<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\ngo to the red ball<|im_end|>\n<|im_start|>user\nCurrent "
+        "Observation:\na wall 2 steps forward<|im_end|>\n<|im_start|>assistant\n"
     )
     model = AutoModelForCausalLM.from_pretrained(policy_folder)
     assert model.config.vocab_size >= len(loaded)
-    assert loaded.convert_ids_to_tokens(model.config.eos_token_id) == "<|im_end|>" == loaded.eos_token
+    assert (
+        loaded.convert_ids_to_tokens(model.config.eos_token_id) == "<|im_end|>" == loaded.eos_token
+    )
 
 
 def test_a_phrase_and_a_number_are_one_token_each(tokenizer: Any) -> None:
@@ -43,7 +45,9 @@ def test_a_phrase_and_a_number_are_one_token_each(tokenizer: Any) -> None:
 
 def test_the_chat_template_shows_tools_beside_the_system_message(tokenizer: Any) -> None:
     tool = {"type": "function", "function": {"name": "look", "description": "look around"}}
-    text = tokenizer.apply_chat_template(MESSAGES, tools=[tool], add_generation_prompt=True, tokenize=False)
+    text = tokenizer.apply_chat_template(
+        MESSAGES, tools=[tool], add_generation_prompt=True, tokenize=False
+    )
     assert text.count("<|im_start|>system") == 1
     assert "go to the red ball" in text and '"look"' in text
 
@@ -52,8 +56,13 @@ def test_the_chat_template_shows_earlier_calls(tokenizer: Any) -> None:
     """Agents send them back as objects."""
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "the door"}}}
     answer = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
-    text = tokenizer.apply_chat_template([MESSAGES[-1], answer, {"role": "tool", "content": "a"}], tokenize=False)
-    assert 'I look.<tool_call>{"name": "look", "arguments": {"at": "the door"}}</tool_call><|im_end|>' in text
+    text = tokenizer.apply_chat_template(
+        [MESSAGES[-1], answer, {"role": "tool", "content": "a"}], tokenize=False
+    )
+    assert (
+        'I look.<tool_call>{"name": "look", "arguments": {"at": "the door"}}</tool_call><|im_end|>'
+        in text
+    )
 
 
 def test_fixed_phrases_are_what_messages_of_one_kind_share() -> None:

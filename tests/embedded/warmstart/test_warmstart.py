@@ -22,20 +22,35 @@ from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
 from rollout.play.build import encoders_of
 
-SHORTENED = "(message.content.split('</think>')[-1] if message.role == 'assistant' else message.content) +"
+SHORTENED = (
+    "(message.content.split('</think>')[-1] if message.role == 'assistant' else message.content) +"
+)
 
 
 def config(**keys: Any) -> Any:
-    given = {"rollout_interaction_env_path": "envs.babyai", "env": {"num_dists": 0}, "tasks": ["goto"], **keys}
+    given = {
+        "rollout_interaction_env_path": "envs.babyai",
+        "env": {"num_dists": 0},
+        "tasks": ["goto"],
+        **keys,
+    }
     return load_settings(SimpleNamespace(**given))
 
 
 def test_the_same_seed_gives_the_same_demonstrations() -> None:
-    assert demonstrate(config(), 2, 0.5, 3) == demonstrate(config(), 2, 0.5, 3) != demonstrate(config(), 2, 0.5, 4)
+    assert (
+        demonstrate(config(), 2, 0.5, 3)
+        == demonstrate(config(), 2, 0.5, 3)
+        != demonstrate(config(), 2, 0.5, 4)
+    )
 
 
 def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
-    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 50}, "tasks": ["recall"]}
+    recall = {
+        "rollout_interaction_env_path": "envs.recall",
+        "env": {"max_steps": 50},
+        "tasks": ["recall"],
+    }
     memory = {"kind": "notes", "every": 10, "keep": 0, "max_tokens": 8}
     turns = demonstrate(config(**recall, memory=memory), 1, 0.0, 1)
     notes = [turn for turn in turns if "ACTION" not in turn.response]
@@ -48,14 +63,21 @@ def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
 
 
 def test_a_demonstrated_conversation_grows_until_it_is_compacted() -> None:
-    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 100}, "tasks": ["recall"]}
+    recall = {
+        "rollout_interaction_env_path": "envs.recall",
+        "env": {"max_steps": 100},
+        "tasks": ["recall"],
+    }
     memory = {"kind": "notes", "free": 64, "keep": 2, "times": 99, "max_tokens": 8}
     turns = demonstrate(config(**recall, history="full", memory=memory), 1, 0.0, 1)
     compacted = 0
     for before, after in pairwise(turns):
         grown = [*before.messages, {"role": "assistant", "content": before.response}]
         if "ACTION" in before.response:
-            assert after.messages[: len(grown)] == grown or "Notes are cut" in after.messages[-1]["content"]
+            assert (
+                after.messages[: len(grown)] == grown
+                or "Notes are cut" in after.messages[-1]["content"]
+            )
         else:
             compacted += 1
             assert f"Your notes:\n{before.response}" in str(after.messages[:2]).replace("\\n", "\n")
@@ -66,31 +88,51 @@ def test_a_demonstrated_conversation_grows_until_it_is_compacted() -> None:
 
 
 def test_demonstrations_write_inline_notes_when_these_lack_a_fact() -> None:
-    recall = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": 25}, "tasks": ["recall"]}
+    recall = {
+        "rollout_interaction_env_path": "envs.recall",
+        "env": {"max_steps": 25},
+        "tasks": ["recall"],
+    }
     memory = {"kind": "inline_notes", "n": 0, "notes_chars": 60}
-    for turns in (demonstrate(config(**recall, memory=memory), 1, share, 1) for share in (0.0, 1.0)):
+    for turns in (
+        demonstrate(config(**recall, memory=memory), 1, share, 1) for share in (0.0, 1.0)
+    ):
         first = re.fullmatch(r"NOTES: (\w+)\nTHINK: .*\nACTION: \w+", turns[0].response)
         assert first is not None and turns[0].valid
         assert all("NOTES" not in turn.response for turn in turns[1:])
-        assert all(f"Your notes:\n{first[1]}\n" in turn.messages[-1]["content"] for turn in turns[1:])
-    assert all("NOTES" not in turn.response for turn in demonstrate(config(memory=memory), 1, 0.0, 1))
+        assert all(
+            f"Your notes:\n{first[1]}\n" in turn.messages[-1]["content"] for turn in turns[1:]
+        )
+    assert all(
+        "NOTES" not in turn.response for turn in demonstrate(config(memory=memory), 1, 0.0, 1)
+    )
 
 
 @pytest.mark.parametrize(
     ("mission", "observation", "thought"),
     [
-        ("go to the red ball", "a wall 2 steps left\na red ball 1 step right", "red ball 1 step right"),
+        (
+            "go to the red ball",
+            "a wall 2 steps left\na red ball 1 step right",
+            "red ball 1 step right",
+        ),
         ("pick up a blue box", "a blue key 1 step left", "no blue box here"),
     ],
 )
-def test_a_thought_says_where_the_wanted_thing_is(mission: str, observation: str, thought: str) -> None:
+def test_a_thought_says_where_the_wanted_thing_is(
+    mission: str, observation: str, thought: str
+) -> None:
     assert think(mission, observation) == thought
 
 
-def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(tmp_path: Path) -> None:
+def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(
+    tmp_path: Path,
+) -> None:
     size = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
     settings = WarmStart(episodes=4, random_share=0.5, epochs=12, lr=1e-2, batch_size=8, size=size)
-    once = make_policy(config(), tmp_path / "one", WarmStart(**{**vars(settings), "epochs": 1}), 0).loss
+    once = make_policy(
+        config(), tmp_path / "one", WarmStart(**{**vars(settings), "epochs": 1}), 0
+    ).loss
     more = make_policy(config(), tmp_path / "six", settings, 0).loss
     assert more < 0.7 * once
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "six")
@@ -98,19 +140,28 @@ def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(t
     data = encode(tokenizer, turns, config(), "cpu")
     for turn, tokens, n in zip(turns, data["tokens"], data["response_lengths"], strict=True):
         assert tokenizer.decode(tokens[-n:]) == turn.response + "<|im_end|>"
-        text = tokenizer.apply_chat_template(turn.messages, add_generation_prompt=True, tokenize=False)
+        text = tokenizer.apply_chat_template(
+            turn.messages, add_generation_prompt=True, tokenize=False
+        )
         assert tokenizer.decode(tokens[:-n]) == text
 
 
-@pytest.mark.parametrize("keys", [{"chat_template_kwargs": {"mood": "brief"}}, {"use_inference_chat_template": True}])
+@pytest.mark.parametrize(
+    "keys", [{"chat_template_kwargs": {"mood": "brief"}}, {"use_inference_chat_template": True}]
+)
 def test_imitation_and_rollout_encode_the_same_prompt(tmp_path: Path, keys: dict[str, Any]) -> None:
     settings, tokenizer = config(**keys), train_tokenizer(["go forward"])
     # Earlier answers lose what stands before </think>, as in Qwen3's template.
     tokenizer.chat_template = "{{ mood }}" + CHAT_TEMPLATE.replace("message.content +", SHORTENED)
     tokenizer.save_pretrained(tmp_path)
-    messages = [{"role": role, "content": f"<think>hm</think>{role}"} for role in ("user", "assistant", "user")]
+    messages = [
+        {"role": role, "content": f"<think>hm</think>{role}"}
+        for role in ("user", "assistant", "user")
+    ]
     turn = replace(demonstrate(settings, 1, 0.0, 0)[0], messages=messages)
-    (tokens,), (length,) = (encode(tokenizer, [turn], settings, "cpu")[key] for key in ("tokens", "response_lengths"))
+    (tokens,), (length,) = (
+        encode(tokenizer, [turn], settings, "cpu")[key] for key in ("tokens", "response_lengths")
+    )
     prompt = tokens[:-length].tolist()
     assert prompt == list(encoders_of(str(tmp_path), settings)().prompt(messages).token_ids)
     assert prompt != list(encoders_of(str(tmp_path), config())().prompt(messages).token_ids)
@@ -124,15 +175,21 @@ def test_an_imitated_answer_does_not_begin_with_the_token_that_begins_a_text() -
     )
     assert tokenizer.decode(tokenizer.encode("go")) == f"{begin}go"
     data = encode(tokenizer, turns, config(), "cpu")
-    assert tokenizer.decode(data["tokens"][0][-data["response_lengths"][0] :]) == turns[0].response + "<|im_end|>"
+    assert (
+        tokenizer.decode(data["tokens"][0][-data["response_lengths"][0] :])
+        == turns[0].response + "<|im_end|>"
+    )
 
 
 @pytest.mark.slow
 def test_the_default_imitation_learns_the_thoughts_of_a_hard_seed(tmp_path: Path) -> None:
-    """Random actions alone cost 0.17 nats per token; in steps of 32 turns, seed 2 stayed at 0.20 and PPO failed."""
+    """Random actions alone cost 0.17 nats per token; in steps of 32 turns, seed 2 stayed at 0.20
+    and PPO failed."""
     assert make_policy(config(), tmp_path, WarmStart(), 2).loss < 0.185
 
 
 def test_what_cannot_be_demonstrated_is_refused() -> None:
     with pytest.raises(ConfigError, match="no expert_action"):
-        demonstrate(config(rollout_interaction_env_path="tests.fixtures.counting_env", env={}), 1, 0.0, 0)
+        demonstrate(
+            config(rollout_interaction_env_path="tests.fixtures.counting_env", env={}), 1, 0.0, 0
+        )

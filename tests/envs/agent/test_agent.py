@@ -1,4 +1,5 @@
-"""Agents as black boxes, played with real programs: turns, endings, bad programs, and what is left running."""
+"""Agents as black boxes, played with real programs: turns, endings, bad programs, and what is left
+running."""
 
 import base64
 import io
@@ -70,7 +71,9 @@ def texts(env: AgentEnv) -> list[tuple[str, str]]:
 
 def grade(run: AgentRun) -> float:
     """A grader: half a point for each of the model's answers that the agent kept."""
-    return 0.5 * sum(role == "assistant" for role, _ in json.loads((run.folder / "answers.json").read_text()))
+    return 0.5 * sum(
+        role == "assistant" for role, _ in json.loads((run.folder / "answers.json").read_text())
+    )
 
 
 def printed_its_question(run: AgentRun) -> float:
@@ -94,11 +97,16 @@ def test_each_request_is_an_observation_exactly_as_sent_and_the_grader_pays_the_
         env.step("three")
 
 
-def test_the_documented_grader_prepares_the_task_and_grades_it(started: Start, tmp_path: Path) -> None:
+def test_the_documented_grader_prepares_the_task_and_grades_it(
+    started: Start, tmp_path: Path
+) -> None:
     page = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
     code, _ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "my_grader.py").write_text(code)
-    keys = {"prepare": f"{tmp_path}/my_grader.py:prepare", "grader": f"{tmp_path}/my_grader.py:grade"}
+    keys = {
+        "prepare": f"{tmp_path}/my_grader.py:prepare",
+        "grader": f"{tmp_path}/my_grader.py:grade",
+    }
     env = started("sums", **keys)
     assert texts(env) == [("user", "Write the sum of the numbers in numbers.txt to sum.txt. 3 4")]
     assert env.step("7")[2]["reward"] == 1.0
@@ -110,14 +118,19 @@ def test_the_documented_grader_prepares_the_task_and_grades_it(started: Start, t
     ("text", "expected"),
     [
         (call("add", a=1), ("", ["add"], True)),
-        ("<tool_call><function=add><parameter=a>7</parameter></function></tool_call>", ("", ["add"], True)),
+        (
+            "<tool_call><function=add><parameter=a>7</parameter></function></tool_call>",
+            ("", ["add"], True),
+        ),
         ("<tool_call>oops</tool_call>", ("<tool_call>oops</tool_call>", [], False)),
         ("Thought: stop here\nObservation: invented", ("Thought: stop here", [], True)),
         ("<think>never ends", ("", [], True)),
         ("half \ud800", ("half ?", [], True)),
     ],
 )
-def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tuple[str, list[str], bool]) -> None:
+def test_an_answer_is_split_as_a_server_would_split_it(
+    text: str, expected: tuple[str, list[str], bool]
+) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "integer"}}}
     tools = ({"type": "function", "function": {"name": "add", "parameters": parameters}},)
     answer = read_response(text, Request((), tools, stops=("\nObservation:",)), 4)
@@ -127,7 +140,11 @@ def test_an_answer_is_split_as_a_server_would_split_it(text: str, expected: tupl
 
 def test_an_empty_stop_text_stops_nothing() -> None:
     """Found in every text at once, it would leave nothing of any response."""
-    body = {"model": "policy", "messages": [{"role": "user", "content": "Well?"}], "stop": ["", "END"]}
+    body = {
+        "model": "policy",
+        "messages": [{"role": "user", "content": "Well?"}],
+        "stop": ["", "END"],
+    }
     assert read_response("one END", openai_format.read(body), 4).text == "one"
 
 
@@ -138,10 +155,19 @@ def test_both_apis_send_pictures_into_the_prompt() -> None:
     text = {"type": "text", "text": "What is this?"}
     url = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
     source = {"type": "base64", "media_type": "image/png", "data": data}
-    for read, picture in ((openai_format.read, url), (anthropic_format.read, {"type": "image", "source": source})):
-        request = read({"model": "policy", "messages": [{"role": "user", "content": [text, picture]}]})
+    for read, picture in (
+        (openai_format.read, url),
+        (anthropic_format.read, {"type": "image", "source": source}),
+    ):
+        request = read(
+            {"model": "policy", "messages": [{"role": "user", "content": [text, picture]}]}
+        )
         shown, image = with_images(request.messages)[0]["content"]
-        assert shown == text and image["type"] == "image" and image["image"].getpixel((5, 5)) == (255, 0, 0)
+        assert (
+            shown == text
+            and image["type"] == "image"
+            and image["image"].getpixel((5, 5)) == (255, 0, 0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -149,7 +175,11 @@ def test_both_apis_send_pictures_into_the_prompt() -> None:
     [
         ("quits", "never asked the model: it ended with exit code 0; its last line: nothing to do"),
         ("sleeps", "never asked the model: it did not ask within 1 s"),
-        ("other", "exit code 3.*its last request was refused: there is no model 'gpt-9' here, only policy"),
+        (
+            "other",
+            "exit code 3.*its last request was refused: there is no model 'gpt-9' here, only "
+            "policy",
+        ),
         ("floods", "sent 20 requests that were refused, the last one because there is no model"),
     ],
 )
@@ -174,15 +204,22 @@ def test_a_request_that_cannot_be_encoded_is_refused_and_the_agent_goes_on(start
 def test_a_program_that_fails_while_it_waits_is_a_fault(started: Start) -> None:
     env = started("impatient")
     until(lambda: env._episode.session.end is not None)
-    with pytest.raises(EnvironmentFault, match="while it waited for the model, .* give its client a longer time limit"):
+    with pytest.raises(
+        EnvironmentFault,
+        match="while it waited for the model, .* give its client a longer time limit",
+    ):
         env.step("late")
 
 
-def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(started: Start, tmp_path: Path) -> None:
+def test_a_program_that_has_given_up_waiting_and_fails_later_is_a_fault_as_well(
+    started: Start, tmp_path: Path
+) -> None:
     mark = tmp_path / "mark"
     env = started("gives_up", variables={"MARK": str(mark)})
     until(mark.exists)
-    with pytest.raises(EnvironmentFault, match="while it waited for the model, the agent ended with exit code 1"):
+    with pytest.raises(
+        EnvironmentFault, match="while it waited for the model, the agent ended with exit code 1"
+    ):
         env.step("late")
 
 
@@ -194,7 +231,9 @@ def test_a_program_that_a_response_makes_fail_while_another_part_of_it_waits_has
     assert not env.step("x")[1], "the other request is waiting"
     until(lambda: env._episode.session.end is not None)
     _, done, info = env.step("late")
-    assert done and info["terminated"] and info["reward"] == 0.0 and info["metrics"]["exit_code"] == 1
+    assert (
+        done and info["terminated"] and info["reward"] == 0.0 and info["metrics"]["exit_code"] == 1
+    )
 
 
 def test_the_work_at_a_limit_is_graded_with_the_output_and_temporary_files_are_removed(
@@ -258,5 +297,9 @@ def test_requests_at_the_same_time_are_turns_one_after_the_other_with_the_number
         question = texts(env)[-1][1]
         _, done, info = env.step(f"to {question}")
         seen.append((question, info["metrics"]["thread"]))
-    assert sorted(text for text, _ in seen) == ["A 0", "A 1", "B 0", "B 1"] and info["reward"] == 1.0
-    assert {text[0]: thread for text, thread in seen}.keys() == {"A", "B"} and info["metrics"]["threads"] == 2
+    assert (
+        sorted(text for text, _ in seen) == ["A 0", "A 1", "B 0", "B 1"] and info["reward"] == 1.0
+    )
+    assert {text[0]: thread for text, thread in seen}.keys() == {"A", "B"} and info["metrics"][
+        "threads"
+    ] == 2

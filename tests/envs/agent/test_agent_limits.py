@@ -1,4 +1,5 @@
-"""What one agent may cost its server: requests, pictures and connections beyond the limits are refused or closed."""
+"""What one agent may cost its server: requests, pictures and connections beyond the limits are
+refused or closed."""
 
 import base64
 import http.client
@@ -34,8 +35,15 @@ class Agent:
         self._links[-1].sendall(data)
         return self._links[-1]
 
-    def head(self, length: int, *more: str, path: str = "/v1/chat/completions", key: str | None = None) -> bytes:
-        fields = ["Host: x", f"Authorization: Bearer {key or self.key}", f"Content-Length: {length}", *more]
+    def head(
+        self, length: int, *more: str, path: str = "/v1/chat/completions", key: str | None = None
+    ) -> bytes:
+        fields = [
+            "Host: x",
+            f"Authorization: Bearer {key or self.key}",
+            f"Content-Length: {length}",
+            *more,
+        ]
         return "\r\n".join([f"POST {path} HTTP/1.1", *fields, "", ""]).encode()
 
     def post(self, body: bytes, *more: str) -> socket.socket:
@@ -74,7 +82,9 @@ def closed(link: socket.socket) -> bool:
 
 
 def request(content: Any = "well?", **more: Any) -> bytes:
-    return json.dumps({"model": "policy", "messages": [{"role": "user", "content": content}], **more}).encode()
+    return json.dumps(
+        {"model": "policy", "messages": [{"role": "user", "content": content}], **more}
+    ).encode()
 
 
 def picture(width: int, height: int, kind: str = "png") -> dict[str, Any]:
@@ -89,7 +99,10 @@ def test_bodies_that_never_end_share_one_budget_and_give_it_back(agent: Agent) -
     links = [agent.connect(agent.head(part) + b"x" * (part - 1)) for _ in range(4)]
     until(lambda: agent.session.unread == 4 * (part - 1))
     status, why = reply(agent.connect(agent.head(part)))
-    assert status == 429 and why == "the unanswered requests of this program have more than 1 MiB (env.request_mb)"
+    assert (
+        status == 429
+        and why == "the unanswered requests of this program have more than 1 MiB (env.request_mb)"
+    )
     for link in links:
         link.close()
     until(lambda: agent.session.unread == 0)
@@ -106,15 +119,23 @@ def test_a_body_without_a_length_is_refused_and_not_read(agent: Agent) -> None:
 
 
 def test_a_request_that_is_too_long_is_refused_before_it_is_sent(agent: Agent) -> None:
-    assert reply(agent.connect(agent.head(32 * MIB))) == (413, "the request has more than 1 MiB (env.request_mb)")
+    assert reply(agent.connect(agent.head(32 * MIB))) == (
+        413,
+        "the request has more than 1 MiB (env.request_mb)",
+    )
     assert reply(agent.post(b"x" * 100, "Content-Encoding: gzip"))[0] == 415
     link = agent.connect(agent.head(32 * MIB, "Expect: 100-continue"))
     assert reply(link)[0] == 413, "and without asking for the rest"
 
 
-def test_a_body_that_does_not_arrive_in_time_is_refused(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_does_not_arrive_in_time_is_refused(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "BODY_S", 0.2)
-    assert reply(agent.connect(agent.head(10) + b"x")) == (408, "the request did not arrive within 0.2 s")
+    assert reply(agent.connect(agent.head(10) + b"x")) == (
+        408,
+        "the request did not arrive within 0.2 s",
+    )
     assert agent.session.unread == 0
 
 
@@ -128,7 +149,9 @@ def test_a_body_that_does_not_arrive_in_time_is_refused(agent: Agent, monkeypatc
         (request([picture(40, 30, "eps")]), 400, "cannot identify image"),
     ],
 )
-def test_a_request_that_would_cost_too_much_is_one_sentence(agent: Agent, body: bytes, status: int, words: str) -> None:
+def test_a_request_that_would_cost_too_much_is_one_sentence(
+    agent: Agent, body: bytes, status: int, words: str
+) -> None:
     found, why = reply(agent.post(body))
     assert found == status and words in why and len(why) < 400 and "\n" not in why
     assert agent.session.unread == 0 and agent.session.counts["refused"] == 1

@@ -1,4 +1,5 @@
-"""The programs of agents: in commands, in a sandbox, with public clients, and what is left of them."""
+"""The programs of agents: in commands, in a sandbox, with public clients, and what is left of
+them."""
 
 import importlib.util
 import shutil
@@ -28,7 +29,9 @@ from tests.rollout.workers.test_env_pool import config, is_alive
 __all__ = ["started"]
 
 
-async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
+async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> (
+    None
+):
     pool = EnvPool(config("process"))
     episode = await pool.open(EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9")))
     await episode.step("one")
@@ -62,9 +65,15 @@ def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Pat
     secret.write_text("secret")
     workdir.mkdir()
     shutil.copy(PROGRAM, workdir)
-    keys = {"command": f"python {PROGRAM.name} looks {secret}", "workdir": str(workdir), "sandbox": True}
+    keys = {
+        "command": f"python {PROGRAM.name} looks {secret}",
+        "workdir": str(workdir),
+        "sandbox": True,
+    }
     env = build_env_from(
-        "envs.agent", {"task": "any", "seed": 0}, {**keys, "grader": "tests.envs.agent.test_agent_programs:saw"}
+        "envs.agent",
+        {"task": "any", "seed": 0},
+        {**keys, "grader": "tests.envs.agent.test_agent_programs:saw"},
     )
     env.reset()
     assert texts(env) == [("user", "FileNotFoundError OSError /testbed")]
@@ -81,15 +90,26 @@ def test_in_a_sandbox_scripts_of_a_linked_virtual_environment_start(tmp_path: Pa
     script.write_text(f"#!{tmp_path}/real/bin/python\n{script.read_text()}")
     script.chmod(0o755)
     (tmp_path / "linked").symlink_to("real")
-    keys = {"python": str(tmp_path / "linked" / "bin" / "python"), "command": "asker asks 1", "sandbox": True}
+    keys = {
+        "python": str(tmp_path / "linked" / "bin" / "python"),
+        "command": "asker asks 1",
+        "sandbox": True,
+    }
     env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
     assert played(env, ["yes"]) == 1.0
 
 
 @needs_bwrap
-def test_a_limit_of_the_sandbox_ends_the_episode_also_while_the_program_waits(tmp_path: Path) -> None:
+def test_a_limit_of_the_sandbox_ends_the_episode_also_while_the_program_waits(
+    tmp_path: Path,
+) -> None:
     shutil.copy(PROGRAM, tmp_path)
-    keys = {"command": f"python {PROGRAM.name} grows", "workdir": str(tmp_path), "sandbox": True, "tree_mb": 8}
+    keys = {
+        "command": f"python {PROGRAM.name} grows",
+        "workdir": str(tmp_path),
+        "sandbox": True,
+        "tree_mb": 8,
+    }
     env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
     env.reset()
     assert env._episode is not None
@@ -106,9 +126,18 @@ def test_a_repository_is_prepared_and_judged_as_in_swe_tasks(tmp_path: Path) -> 
     needs_sandbox()
     shutil.copy(PROGRAM, tmp_path)
     keys = {"command": f"python {PROGRAM.name} shell", "workdir": str(tmp_path), "sandbox": True}
-    keys |= {"prepare": "envs.agent.swe.prepare", "grader": "envs.agent.swe.grade", "grade_timeout_s": 240.0}
-    env = build_env_from("envs.agent", {"task": TASK, "seed": 0}, {**keys, "options": tiny_options()})
-    for commands, reward in (["ls shop", "done"], 0.0), (["sed -i 's/prices.1:./prices/' shop/prices.py", "done"], 1.0):
+    keys |= {
+        "prepare": "envs.agent.swe.prepare",
+        "grader": "envs.agent.swe.grade",
+        "grade_timeout_s": 240.0,
+    }
+    env = build_env_from(
+        "envs.agent", {"task": TASK, "seed": 0}, {**keys, "options": tiny_options()}
+    )
+    for commands, reward in (
+        (["ls shop", "done"], 0.0),
+        (["sed -i 's/prices.1:./prices/' shop/prices.py", "done"], 1.0),
+    ):
         env.reset()
         assert "The first price is left out" in texts(env)[0][1]
         assert not env.step(commands[0])[1]
@@ -141,7 +170,10 @@ def played(env: AgentEnv, answers: Sequence[str]) -> float:
 def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str) -> None:
     """Once whole and once as a stream, by one program: importing a client takes seconds."""
     python = clients(package)
-    keys = {"command": [python, str(FIXTURES / "client_agents.py"), package, "whole", "stream"], "time_limit_s": 60.0}
+    keys = {
+        "command": [python, str(FIXTURES / "client_agents.py"), package, "whole", "stream"],
+        "time_limit_s": 60.0,
+    }
     env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
     answers = ["<think>sum</think>I add.\n" + call("add", a=2, b=3), "It is 5."]
     assert played(env, answers * 2) == 1.0
@@ -151,7 +183,10 @@ def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str) ->
 def test_the_client_of_the_responses_api_continues_by_name_and_with_items(mode: str) -> None:
     """Both give the model the same prompt, which is that of chat completions."""
     python = clients("openai")
-    keys = {"command": [python, str(FIXTURES / "client_agents.py"), "responses", mode], "time_limit_s": 60.0}
+    keys = {
+        "command": [python, str(FIXTURES / "client_agents.py"), "responses", mode],
+        "time_limit_s": 60.0,
+    }
     env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
     env.reset()
     env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))

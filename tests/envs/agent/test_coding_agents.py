@@ -1,4 +1,5 @@
-"""The coding agents of docs/agents.md, as it starts them, correct a small repository in the sandbox."""
+"""The coding agents of docs/agents.md, as it starts them, correct a small repository in the
+sandbox."""
 
 import re
 import shutil
@@ -15,10 +16,17 @@ from tests.envs.tools.test_tool_env import call
 PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
 RECIPES: dict[str, dict[str, Any]] = {
     name: yaml.safe_load(text)
-    for name, text in re.findall(r'```yaml title="(\w+)"\n(command: .*?)```', PAGE.read_text("utf-8"), re.DOTALL)
+    for name, text in re.findall(
+        r'```yaml title="(\w+)"\n(command: .*?)```', PAGE.read_text("utf-8"), re.DOTALL
+    )
 }
 CORRECT = "sed -i 's/prices.1:./prices/' shop/prices.py"
-SHELLS = {"exec_command": "cmd", "Bash": "command", "bash": "command", "run_shell_command": "command"}
+SHELLS = {
+    "exec_command": "cmd",
+    "Bash": "command",
+    "bash": "command",
+    "run_shell_command": "command",
+}
 """The agents' tools for a command, and the parameter that takes it."""
 
 
@@ -28,7 +36,11 @@ def test_it_works_in_the_sandbox_and_every_request_is_a_turn(name: str) -> None:
     needs_sandbox()
     if not (shutil.which(name) or "").startswith("/usr/"):
         pytest.skip(f"{name} is not installed below /usr; docs/agents.md names its npm package")
-    keys = {"prepare": "envs.agent.swe.prepare", "grader": "envs.agent.swe.grade", "grade_timeout_s": 240.0}
+    keys = {
+        "prepare": "envs.agent.swe.prepare",
+        "grader": "envs.agent.swe.grade",
+        "grade_timeout_s": 240.0,
+    }
     keys |= {"options": tiny_options(), "sandbox": True, "time_limit_s": 240.0, **RECIPES[name]}
     env = build_env_from("envs.agent", {"task": TASK, "seed": 0}, keys)
     env.reset()
@@ -39,7 +51,10 @@ def test_it_works_in_the_sandbox_and_every_request_is_a_turn(name: str) -> None:
         shell = next((tool for tool in tools if tool in SHELLS), None)
         answer = "Done."
         if shell is not None and not is_corrected:
-            answer, is_corrected = "I try.\n" + call(shell, **{SHELLS[shell]: CORRECT, "description": "correct"}), True
+            answer, is_corrected = (
+                "I try.\n" + call(shell, **{SHELLS[shell]: CORRECT, "description": "correct"}),
+                True,
+            )
         _, done, info = env.step(answer)
     env.close()
     assert is_corrected and info["reward"] == 1.0, (env.run.output, info)

@@ -8,18 +8,36 @@ from envs.calls import Call
 
 USER = {"role": "user", "content": "go"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
-TEXT = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I go."}]}
-THOUGHT = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+TEXT = {
+    "type": "message",
+    "role": "assistant",
+    "content": [{"type": "output_text", "text": "I go."}],
+}
+THOUGHT = {
+    "type": "reasoning",
+    "summary": [],
+    "content": [{"type": "reasoning_text", "text": "hm"}],
+}
 
 
 def roles(*items: Any, **more: Any) -> list[str]:
-    return [message["role"] for message in read({"model": "m", "input": list(items), **more}).messages]
+    return [
+        message["role"] for message in read({"model": "m", "input": list(items), **more}).messages
+    ]
 
 
 def test_what_the_model_generated_in_one_response_is_one_message() -> None:
     calls = [CALL, {**CALL, "call_id": "c2"}]
-    results = [{"type": "function_call_output", "call_id": name, "output": "1"} for name in ("c1", "c2")]
-    request = read({"model": "m", "input": [USER, THOUGHT, TEXT, *calls, *results], "instructions": "Be brief."})
+    results = [
+        {"type": "function_call_output", "call_id": name, "output": "1"} for name in ("c1", "c2")
+    ]
+    request = read(
+        {
+            "model": "m",
+            "input": [USER, THOUGHT, TEXT, *calls, *results],
+            "instructions": "Be brief.",
+        }
+    )
     system, user, said, *rest = request.messages
     assert system == {"role": "system", "content": "Be brief."} and user == USER
     assert (said["content"], said["reasoning_content"]) == ("I go.", "hm")
@@ -29,9 +47,19 @@ def test_what_the_model_generated_in_one_response_is_one_message() -> None:
     assert roles(USER, CALL, TEXT) == ["user", "assistant", "assistant"]
 
 
-def test_tools_of_a_namespace_have_its_name_for_the_model_and_the_clients_form_for_the_client() -> None:
-    inner = {"type": "function", "name": "close", "parameters": {"type": "object", "properties": {}}}
-    body = {"model": "m", "input": "go", "tools": [{"type": "namespace", "name": "team", "tools": [inner]}]}
+def test_tools_of_a_namespace_have_its_name_for_the_model_and_the_clients_form_for_the_client() -> (
+    None
+):
+    inner = {
+        "type": "function",
+        "name": "close",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    body = {
+        "model": "m",
+        "input": "go",
+        "tools": [{"type": "namespace", "name": "team", "tools": [inner]}],
+    }
     request = read(body)
     assert [tool["function"]["name"] for tool in request.tools] == ["team.close"]
     (item,) = reply(Response("", calls=(Call("team.close", {"a": 1}),)), request, 0)["output"]

@@ -1,4 +1,5 @@
-"""BabaIsAI against what BALROG and Verlog recorded, its options, its endings and its scripted player."""
+"""BabaIsAI against what BALROG and Verlog recorded, its options, its endings and its scripted
+player."""
 
 from typing import Any
 
@@ -17,7 +18,11 @@ def long_term(observation: Any) -> str:
 def break_you(env: BabaIsAI) -> tuple[Any, bool, Any]:
     """Take the IS out of the YOU rule by hand, then bump into it with any move."""
     world = env.world
-    index = next(i for i, x, y in world.interior if (w := world.top(x, y)) and w.kind == "property" and w.name == "you")
+    index = next(
+        i
+        for i, x, y in world.interior
+        if (w := world.top(x, y)) and w.kind == "property" and w.name == "you"
+    )
     world.cells[index] = ()
     world.reread()
     return env.step("up")
@@ -42,6 +47,8 @@ def test_the_scripted_player_idles_where_nothing_wins() -> None:
     env.reset()
     world = env.world
     for index, _, _ in world.interior:
-        world.cells[index] = tuple(p for p in world.cells[index] if not (p.kind == "property" and p.name == "win"))
+        world.cells[index] = tuple(
+            p for p in world.cells[index] if not (p.kind == "property" and p.name == "win")
+        )
     world.reread()
     assert expert_action(env) == "idle"

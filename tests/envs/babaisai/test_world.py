@@ -5,11 +5,21 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.babaisai.world import DIRECTIONS, PROPERTIES, THING_COLORS, Piece, World, read_rules, text_block, thing
+from envs.babaisai.world import (
+    DIRECTIONS,
+    PROPERTIES,
+    THING_COLORS,
+    Piece,
+    World,
+    read_rules,
+    text_block,
+    thing,
+)
 
 
 def build(text: str) -> World:
-    """Make a world from rows of words: `baba` is the thing, `BABA` its block, `.` nothing, `a/b` b on top of a."""
+    """Make a world from rows of words: `baba` is the thing, `BABA` its block, `.` nothing, `a/b` b
+    on top of a."""
     rows = [row.split() for row in text.strip().splitlines()]
     world = World(len(rows[0]) + 2, len(rows) + 2)
     for y, row in enumerate(rows, start=1):
@@ -49,7 +59,9 @@ def test_every_you_thing_moves_and_the_last_one_decides_the_outcome() -> None:
     world = build(rules + "baba . . key door")
     assert world.step("right").won
     assert show(world).splitlines()[-1] == ". baba . . door/key"
-    assert not build(rules + "baba door . key .").step("right").won, "key moved last and found nothing"
+    assert not build(rules + "baba door . key .").step("right").won, (
+        "key moved last and found nothing"
+    )
 
 
 def test_noun_is_noun_covers_each_thing_with_the_new_one() -> None:
@@ -86,20 +98,27 @@ def pieces_of(world: World) -> set[Piece]:
 
 @settings(max_examples=150, deadline=None)
 @given(worlds(), moves)
-def test_pieces_are_never_lost_and_only_noun_is_noun_adds_any(world: World, directions: list[str]) -> None:
+def test_pieces_are_never_lost_and_only_noun_is_noun_adds_any(
+    world: World, directions: list[str]
+) -> None:
     before = pieces_of(world)
     for direction in directions:
         world.step(direction)
         now = pieces_of(world)
         assert before <= now
         assert before == now or world.rules.swaps
-        assert sum(len(cell) for cell in world.cells) == len(now) - 1 + 2 * (world.width + world.height) - 4
+        assert (
+            sum(len(cell) for cell in world.cells)
+            == len(now) - 1 + 2 * (world.width + world.height) - 4
+        )
         before = now
 
 
 @settings(max_examples=150, deadline=None)
 @given(worlds(), moves)
-def test_the_rules_in_force_are_those_that_the_grid_spells(world: World, directions: list[str]) -> None:
+def test_the_rules_in_force_are_those_that_the_grid_spells(
+    world: World, directions: list[str]
+) -> None:
     for direction in directions:
         world.step(direction)
         assert world.rules == read_rules(world.cells, world.width)

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
+pytest.importorskip(
+    "minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test"
+)
 
 from envs import babyai
 from envs.babyai.levels import HELD_OUT, MIXED_GOALS, level_names
@@ -34,7 +36,9 @@ def test_verlog_pays_one_for_a_win_and_balrog_pays_less_the_longer_it_took() -> 
 
 
 @pytest.mark.parametrize("goal", MIXED_GOALS)
-def test_mixed_missions_never_name_what_is_held_out_and_generation_is_silent(goal: str, capfd: Any) -> None:
+def test_mixed_missions_never_name_what_is_held_out_and_generation_is_silent(
+    goal: str, capfd: Any
+) -> None:
     env = build(goal, num_dists=8)
     for seed in range(60):
         env.seed = seed

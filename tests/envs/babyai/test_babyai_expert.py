@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
+pytest.importorskip(
+    "minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test"
+)
 
 from minigrid.utils.baby_ai_bot import BabyAIBot, DisappearedBoxError
 
@@ -16,7 +18,8 @@ LEVELS = [*sorted(set(level_names().values())), *MIXED_GOALS]
 
 
 class BoundedStack(list):
-    """BabyAIBot's stack of subgoals, which in some worlds that cannot be won would grow forever within one turn."""
+    """BabyAIBot's stack of subgoals, which in some worlds that cannot be won would grow forever
+    within one turn."""
 
     def __init__(self, subgoals: list) -> None:
         super().__init__(subgoals)
@@ -28,7 +31,8 @@ class BoundedStack(list):
 
 
 def play_bot(game: Any) -> float:
-    """Follow BabyAIBot to the end of the episode and return the reward; where the bot gives up, the mission is lost."""
+    """Follow BabyAIBot to the end of the episode and return the reward; where the bot gives up, the
+    mission is lost."""
     bot, action = BabyAIBot(game), None
     while True:
         bot.stack = BoundedStack(bot.stack)
@@ -66,7 +70,11 @@ def rewards(level: str, seeds: range, play: Callable[[Any], float]) -> list[floa
 def compare(level: str, seeds: range) -> None:
     """Where the bot wins the expert wins as well, about as soon."""
     bots, experts = rewards(level, seeds, play_bot), rewards(level, seeds, play_expert)
-    assert [seed for seed, bot, expert in zip(seeds, bots, experts, strict=True) if bot > 0 and expert <= 0] == []
+    assert [
+        seed
+        for seed, bot, expert in zip(seeds, bots, experts, strict=True)
+        if bot > 0 and expert <= 0
+    ] == []
     assert sum(experts) >= 0.98 * sum(bots)
 
 
@@ -77,5 +85,7 @@ def test_the_expert_is_as_good_as_minigrids_bot_on_every_registered_level(level:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
-def test_the_expert_is_as_good_as_minigrids_bot_over_forty_worlds_of_every_level(level: str) -> None:
+def test_the_expert_is_as_good_as_minigrids_bot_over_forty_worlds_of_every_level(
+    level: str,
+) -> None:
     compare(level, range(40))

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test")
+pytest.importorskip(
+    "minigrid", reason="BabyAI needs minigrid; pip install 'slime-verlog[envs]' enables this test"
+)
 
 from envs import babyai
 from envs.loading import build_env_from
@@ -29,7 +31,9 @@ def play(env: babyai.BabyAI, actions: list[str] | None = None) -> list[Any]:
 
 
 @pytest.mark.parametrize("turns", [7, 25, 100, 400])
-def test_an_episode_lasts_exactly_as_long_as_asked_and_the_end_of_the_time_is_the_tasks_own(turns: int) -> None:
+def test_an_episode_lasts_exactly_as_long_as_asked_and_the_end_of_the_time_is_the_tasks_own(
+    turns: int,
+) -> None:
     infos = play(build(max_steps=turns))
     assert len(infos) == turns
     assert [info["terminated"] for info in infos] == [False] * (turns - 1) + [True]
@@ -45,12 +49,15 @@ def test_missions_and_rooms_do_not_depend_on_how_the_errands_before_were_done() 
         observation, done, seen = env.reset(), False, [""]
         while not done:
             errand = (
-                observation["text"]["short_term_context"].partition(",")[0] + env.game.grid.encode().tobytes().hex()
+                observation["text"]["short_term_context"].partition(",")[0]
+                + env.game.grid.encode().tobytes().hex()
             )
             if errand != seen[-1]:
                 seen.append(errand)
             turn_aside = detours and rng.random() < 0.2
-            observation, done, _ = env.step("turn left" if turn_aside else babyai.expert_action(env))
+            observation, done, _ = env.step(
+                "turn left" if turn_aside else babyai.expert_action(env)
+            )
         return seen
 
     direct, slow = missions(False), missions(True)
@@ -65,8 +72,14 @@ def test_prompts_tell_the_time_in_tenths_so_a_longer_episode_brings_no_new_words
         while not done:
             seen.append(observation["text"]["short_term_context"])
             observation, done, _ = env.step("turn left")
-        times = [int(found[1]) for text in seen if (found := re.fullmatch(r"go to .+, time (\d)", text))]
-        assert len(times) == turns and times == sorted(times, reverse=True) and (times[0], times[-1]) == (9, 0)
+        times = [
+            int(found[1]) for text in seen if (found := re.fullmatch(r"go to .+, time (\d)", text))
+        ]
+        assert (
+            len(times) == turns
+            and times == sorted(times, reverse=True)
+            and (times[0], times[-1]) == (9, 0)
+        )
         words[turns] = env.instruction_prompt
     assert len(set(words.values())) == 1
 

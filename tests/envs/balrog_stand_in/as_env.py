@@ -1,4 +1,5 @@
-"""`envs.balrog` with the stand-in package in BALROG's place, whether or not the real one is installed."""
+"""`envs.balrog` with the stand-in package in BALROG's place, whether or not the real one is
+installed."""
 
 import contextlib
 import sys
@@ -14,7 +15,9 @@ PACKAGE = str(Path(__file__).parent / "package")
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
     """Import `balrog` from here meanwhile."""
-    real = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "balrog"}
+    real = {
+        name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "balrog"
+    }
     sys.path.insert(0, PACKAGE)
     try:
         yield

@@ -1,10 +1,13 @@
-"""Crafter as the agent meets it: parity with the recordings, answers, prompt, options, endings and metrics."""
+"""Crafter as the agent meets it: parity with the recordings, answers, prompt, options, endings and
+metrics."""
 
 from typing import Any
 
 import pytest
 
-pytest.importorskip("crafter", reason="Crafter needs crafter; pip install 'slime-verlog[envs]' enables this test")
+pytest.importorskip(
+    "crafter", reason="Crafter needs crafter; pip install 'slime-verlog[envs]' enables this test"
+)
 
 
 from envs import crafter
@@ -34,7 +37,11 @@ def test_answers_are_understood_as_verlog_understands_them(answer: str, action: 
 
 
 def test_a_diagonal_becomes_its_two_directions_by_turns() -> None:
-    assert [translate("move northwest", turn) for turn in range(3)] == ["Move North", "Move West", "Move North"]
+    assert [translate("move northwest", turn) for turn in range(3)] == [
+        "Move North",
+        "Move West",
+        "Move North",
+    ]
 
 
 def test_achievements_are_paid_as_they_come_or_all_at_the_end() -> None:

@@ -8,7 +8,9 @@ PAYS = "\nif [ $? -eq 0 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.
 PYTEST = f"pytest -q /tests/test_it.py{PAYS}"
 COPIED = f"mkdir -p /app/tests; cp /tests/test_it.py /app/tests; python3 -m pytest -q tests/test_it.py{PAYS}"
 CHECK = f"python3 /tests/check.py{PAYS}"
-RUNS = "import subprocess, sys\n\n\ndef test_it():\n    run = [sys.executable, '/app/solution.py']\n"
+RUNS = (
+    "import subprocess, sys\n\n\ndef test_it():\n    run = [sys.executable, '/app/solution.py']\n"
+)
 RUNS += "    assert subprocess.run(run, capture_output=True, text=True).stdout == '42\\n'\n"
 IMPORTS = "import solution\n\n\ndef test_it():\n    assert solution.answer() == 42\n\n\ndef test_more():\n"
 IMPORTS += "    assert solution.answer() + 1 == 43\n"
@@ -16,7 +18,10 @@ CHECKS = "import json, statistics, difflib\nimport solution\n\nassert solution.a
 CHECK_RUNS = RUNS.replace("def test_it():\n    ", "").replace("    assert", "assert")
 WRONG = "def answer():\n    return 41\n"
 TESTS = {
-    "pytest imports": (PYTEST.replace("pytest", "python3 -m pytest", 1), {"tests/test_it.py": IMPORTS}),
+    "pytest imports": (
+        PYTEST.replace("pytest", "python3 -m pytest", 1),
+        {"tests/test_it.py": IMPORTS},
+    ),
     "pytest imports after sys.path": (
         PYTEST,
         {"tests/test_it.py": "import sys\nsys.path.insert(0, '/app')\n" + IMPORTS},
@@ -54,11 +59,16 @@ TESTS = {
 DOCKERFILE = "FROM python:3.11-slim\nWORKDIR /app\n"
 
 
-def episode(folder: Path, tests: str | tuple[str, dict[str, str]], files: dict[str, str]) -> tuple[float, str]:
+def episode(
+    folder: Path, tests: str | tuple[str, dict[str, str]], files: dict[str, str]
+) -> tuple[float, str]:
     """The reward of an agent that leaves these files in /app, and what the verdict says."""
     test, given = TESTS[tests] if isinstance(tests, str) else tests
     make_task(folder, test=test, files=given, dockerfile=DOCKERFILE)
-    writes = [f"mkdir -p $(dirname '{name}'); cat > '{name}' <<'END_'\n{text}\nEND_" for name, text in files.items()]
+    writes = [
+        f"mkdir -p $(dirname '{name}'); cat > '{name}' <<'END_'\n{text}\nEND_"
+        for name, text in files.items()
+    ]
     env, info, _ = play(folder, "\n".join(writes))
     assert env.verdict is not None
     return info["reward"], f"{env.verdict.reason}\n{env.verdict.output}"

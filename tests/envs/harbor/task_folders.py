@@ -1,4 +1,5 @@
-"""Task folders in Harbor's format for tests, and a small image that is made from this machine's programs."""
+"""Task folders in Harbor's format for tests, and a small image that is made from this machine's
+programs."""
 
 import json
 import os
@@ -38,7 +39,11 @@ def make_task(
 ) -> Path:
     """Write a task folder below `folder`; `files` are relative to it."""
     task = folder / name
-    written = {"task.toml": toml, "instruction.md": "Write 42 into /app/answer.txt.\n", **(files or {})}
+    written = {
+        "task.toml": toml,
+        "instruction.md": "Write 42 into /app/answer.txt.\n",
+        **(files or {}),
+    }
     written |= {"environment/Dockerfile": dockerfile} if dockerfile is not None else {}
     written |= {"tests/test.sh": test} if test is not None else {}
     written |= {"solution/solve.sh": solution} if solution is not None else {}
@@ -48,8 +53,11 @@ def make_task(
     return task
 
 
-def play(folder: Path, *commands: str, task: str = "answer", **options: Any) -> tuple[HarborEnv, dict[str, Any], str]:
-    """Run the commands, one per turn, and submit: the environment, the last info, and the last observation."""
+def play(
+    folder: Path, *commands: str, task: str = "answer", **options: Any
+) -> tuple[HarborEnv, dict[str, Any], str]:
+    """Run the commands, one per turn, and submit: the environment, the last info, and the last
+    observation."""
     env = start(folder, task, **options)
     for command in commands:
         run(env, command)
@@ -58,7 +66,9 @@ def play(folder: Path, *commands: str, task: str = "answer", **options: Any) -> 
     return env, dict(info), observation["obs_str"]
 
 
-def start(folder: Path, task: str = "answer", rootfs: str | None = None, **options: Any) -> HarborEnv:
+def start(
+    folder: Path, task: str = "answer", rootfs: str | None = None, **options: Any
+) -> HarborEnv:
     """The environment, reset; `rootfs` is the task's image, as if it had been built."""
     needs_sandbox()
     if rootfs is not None:
@@ -68,7 +78,9 @@ def start(folder: Path, task: str = "answer", rootfs: str | None = None, **optio
         if not has_image(recipe, settings):
             copied = shutil.copytree(rootfs, f"{rootfs}-copy", symlinks=True)
             keep_image(recipe, settings, Path(copied), Image("/app", {"PATH": PATH}))
-    env = build_env_from("envs.harbor", {"task": task, "seed": 0}, {"folders": [str(folder)], **options})
+    env = build_env_from(
+        "envs.harbor", {"task": task, "seed": 0}, {"folders": [str(folder)], **options}
+    )
     env.reset()
     return env
 
@@ -82,7 +94,8 @@ def run(env: HarborEnv, command: str) -> str:
 
 
 def make_image(root: Path, *programs: str) -> Path:
-    """A folder as an image has it, with some of this machine's programs and the libraries they need."""
+    """A folder as an image has it, with some of this machine's programs and the libraries they
+    need."""
     (root / "usr" / "bin").mkdir(parents=True)
     for name in ("bin", "lib", "lib64"):
         (root / "usr" / name).mkdir(exist_ok=True)
@@ -117,11 +130,14 @@ def write_config(folder: Path, **env: Any) -> str:
     """Write a YAML that plays the tasks in `folder / "tasks"`, and return its path."""
     config = folder / "tasks.yaml"
     given = {"folders": [str(folder / "tasks")], **env}
-    config.write_text(json.dumps({"rollout_interaction_env_path": "envs.harbor", "env": given, "tasks": ["*"]}))
+    config.write_text(
+        json.dumps({"rollout_interaction_env_path": "envs.harbor", "env": given, "tasks": ["*"]})
+    )
     return str(config)
 
 
 def build_env(sample: Any, args: Any) -> HarborEnv:
-    """An example task, for the contract that all environments share. Skips where the sandbox cannot run."""
+    """An example task, for the contract that all environments share. Skips where the sandbox cannot
+    run."""
     needs_sandbox()
     return build_env_from("envs.harbor", sample.metadata, args)

@@ -61,11 +61,14 @@ PROGRAMS = {
     write(), os.setxattr(R, "system.posix_acl_access", struct.pack("<I", 2) + entries)
 """,
     ),
-    "writes, and holds a lease": (ASKS, "    signal.signal(29, signal.SIG_IGN), fcntl.fcntl(write(), 1024, 1)\n"),
+    "writes, and holds a lease": (
+        ASKS,
+        "    signal.signal(29, signal.SIG_IGN), fcntl.fcntl(write(), 1024, 1)\n",
+    ),
     "writes, and stops all processes": (
         ASKS,
-        "    write()\n    while True: [os.kill(p, 19) for p in range(2, 99) if p != os.getpid() and "
-        "os.path.exists(f'/proc/{p}')]\n",
+        "    write()\n    while True: [os.kill(p, 19) for p in range(2, 99) if p != os.getpid() "
+        "and os.path.exists(f'/proc/{p}')]\n",
     ),
     "plants modules in the tests' home": (
         CHECKS,
@@ -84,10 +87,14 @@ if True:
 
 
 @pytest.mark.parametrize("name", some(PROGRAMS, [*PROGRAMS][1::3]))
-def test_a_program_under_test_is_not_paid_and_does_not_stall_the_judge(tmp_path: Path, name: str) -> None:
+def test_a_program_under_test_is_not_paid_and_does_not_stall_the_judge(
+    tmp_path: Path, name: str
+) -> None:
     test, attack = PROGRAMS[name]
     toml = "[verifier]\ntimeout_sec = 12.0\n"
-    make_task(tmp_path, test=test, files={"tests/check.py": CHECK}, dockerfile=DOCKERFILE, toml=toml)
+    make_task(
+        tmp_path, test=test, files={"tests/check.py": CHECK}, dockerfile=DOCKERFILE, toml=toml
+    )
     began = time.monotonic()
     env, info, _ = play(tmp_path, f"cat > solution.py <<'END'\n{DAEMON}{attack}{WAIT}\nEND")
     assert info["reward"] == 0.0 and time.monotonic() - began < 60, env.verdict
@@ -103,7 +110,11 @@ def test_chains_of_links_through_the_system_do_not_reach_the_tests(tmp_path: Pat
     test = f"! cmp -s /tests/x /app/o* && for f in /app/o*; do cmp /tests/x $f && exit 1; done; true{PAYS}"
     make_task(tmp_path, test=test, files={"tests/x": "secret"}, dockerfile=DOCKERFILE)
     links = "ln -s /usr system; ln -s /lib lib; ln -s /usr/.. top; mkdir -p deep/er; ln -s ../../../tests deep/er/tests"
-    env, info, _ = play(tmp_path, links, f"for target in {' '.join(LINKS.split())}; do ln -s $target o$((n++)); done")
+    env, info, _ = play(
+        tmp_path,
+        links,
+        f"for target in {' '.join(LINKS.split())}; do ln -s $target o$((n++)); done",
+    )
     assert info["reward"] == 1.0, env.verdict
 
 
@@ -128,13 +139,17 @@ def test_a_line_of_a_dockerfile_reads_no_file_of_this_machine(tmp_path: Path, li
     (base / "bin" / "sh").symlink_to("bash")
     secret.parent.mkdir()
     secret.write_text("private text")
-    task = make_task(tmp_path, dockerfile=f"FROM tiny\n{line.format(folder=secret.parent, secret=secret)}\n")
+    task = make_task(
+        tmp_path, dockerfile=f"FROM tiny\n{line.format(folder=secret.parent, secret=secret)}\n"
+    )
     settings = HarborSettings(images=str(tmp_path / "images"), base_sources={"tiny": str(base)})
     try:
         build_image(recipe_of(task), settings, lambda text: None)
     except ConfigError as error:
         assert "private text" not in str(error)
-    found = subprocess.run(["grep", "-rl", "private text", tmp_path / "images"], capture_output=True, check=False)
+    found = subprocess.run(
+        ["grep", "-rl", "private text", tmp_path / "images"], capture_output=True, check=False
+    )
     assert found.stdout == b""
 
 
@@ -155,12 +170,16 @@ def test_the_package_in_the_interpreters_folders_does_not_show_its_tests(tmp_pat
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     (packages,) = tmp_path.glob("venv/lib/python*/site-packages")
     repository = Path(slime_verlog.__file__).parent
-    shutil.copytree(repository / "envs", packages / "envs", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        repository / "envs", packages / "envs", ignore=shutil.ignore_patterns("__pycache__")
+    )
     shutil.copy(repository / "slime_verlog.py", packages)
     paths = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
     variables = {**os.environ, "PYTHONPATH": paths}
     argv = [tmp_path / "venv" / "bin" / "python", "-c", INSTALLED]
-    done = subprocess.run(argv, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith(f"{packages}/envs/harbor/examples True\n"), done.stderr
     shown = done.stdout.partition("\n")[2]
     assert "run ls -R" in shown and "solve.sh" not in shown and "small_tasks.yaml" not in shown

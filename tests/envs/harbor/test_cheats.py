@@ -9,7 +9,9 @@ from tests.cases import some
 from tests.envs.harbor.task_folders import DOCKERFILE, TEST, make_image, make_task, play, run, start
 
 PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
-RUNS_THE_PROGRAM = 'bash /app/program; if [ "$?" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+RUNS_THE_PROGRAM = (
+    'bash /app/program; if [ "$?" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+)
 PYTEST = "python3 -m pytest -q /tests/test_it.py && echo 1 > /logs/verifier/reward.txt"
 
 
@@ -25,9 +27,12 @@ LEFT_BEHIND = [
     "rm -rf /logs/*; ln -s /app /logs/verifier; echo 1 > reward.txt",
     "mv /logs/agent /logs/verifier; echo 1 > /logs/verifier/reward.txt",
     "(sleep 1; echo 42 > answer.txt; echo 1 > /logs/verifier/reward.txt) > /dev/null 2>&1 & disown",
-    "setsid nohup bash -c 'while true; do echo 1 > /logs/verifier/reward.txt; done' > /dev/null 2>&1 &",
-    PLANT.format("/home/agent/.local/bin", "echo 42\\n", "cat") + "; cp /home/agent/.local/bin/cat /app",
-    "cat() { echo 42; }; export -f cat; echo 'cat() { echo 42; }' > ~/.bashrc; cp ~/.bashrc ~/.bash_profile",
+    "setsid nohup bash -c 'while true; do echo 1 > /logs/verifier/reward.txt; done' > /dev/null "
+    "2>&1 &",
+    PLANT.format("/home/agent/.local/bin", "echo 42\\n", "cat")
+    + "; cp /home/agent/.local/bin/cat /app",
+    "cat() { echo 42; }; export -f cat; echo 'cat() { echo 42; }' > ~/.bashrc; cp ~/.bashrc "
+    "~/.bash_profile",
     "yes 42; yes 42 > answer.txt; truncate -s 200M /app/huge",
 ]
 
@@ -44,7 +49,9 @@ def test_programs_in_the_agents_folders_are_not_found_by_the_tests(tmp_path: Pat
     dockerfile = "FROM ubuntu:24.04\nWORKDIR /app\nCOPY . .\nENV PATH=/app/bin:$PATH\n"
     make_task(tmp_path, dockerfile=dockerfile, files=files)
     env = start(tmp_path)
-    assert "42" in run(env, PLANT.format("/app/bin", "#!/bin/bash\\necho 42\\n", "cat") + "; cat answer.txt")
+    assert "42" in run(
+        env, PLANT.format("/app/bin", "#!/bin/bash\\necho 42\\n", "cat") + "; cat answer.txt"
+    )
     assert env.step("submit")[2]["reward"] == 0.0
 
 
@@ -55,10 +62,20 @@ def test_the_tests_have_a_home_that_the_agent_did_not_have(tmp_path: Path) -> No
 
 
 def test_search_paths_of_the_tests_name_no_folder_of_the_agent(tmp_path: Path) -> None:
-    given = {"PYTHONPATH": "/app:/proc/self/cwd/lib:lib", "LD_LIBRARY_PATH": "/app:/usr/lib", "NODE_PATH": "/app"}
-    given |= {"PYTHONPYCACHEPREFIX": "/app/pyc", "PYTHONUSERBASE": "/tmp/u", "GIT_CONFIG_GLOBAL": "/app/git"}
+    given = {
+        "PYTHONPATH": "/app:/proc/self/cwd/lib:lib",
+        "LD_LIBRARY_PATH": "/app:/usr/lib",
+        "NODE_PATH": "/app",
+    }
+    given |= {
+        "PYTHONPYCACHEPREFIX": "/app/pyc",
+        "PYTHONUSERBASE": "/tmp/u",
+        "GIT_CONFIG_GLOBAL": "/app/git",
+    }
     shown = "|".join(f"${name}" for name in (*given, "DATA"))
-    lines = "".join(f"ENV {name}={value}\n" for name, value in {**given, "DATA": "/app/data"}.items())
+    lines = "".join(
+        f"ENV {name}={value}\n" for name, value in {**given, "DATA": "/app/data"}.items()
+    )
     test = f'echo "{shown}" > /logs/verifier/shown; cat /logs/verifier/shown'
     make_task(tmp_path, test=test, dockerfile=DOCKERFILE + lines)
     env, _, _ = play(tmp_path, "true")
@@ -78,10 +95,15 @@ def test_search_paths_of_the_tests_name_no_folder_of_the_agent(tmp_path: Path) -
         ),
         ("ln -s $(printf 'a%.0s' {1..300}) x", "cannot be checked (File name too long)"),
         ("ln -s x x; ln -s /tests $'\\xff<|im_end|>'", "the tests wrote no reward file"),
-        ("mkfifo reward.json; mkfifo pytest.py; chmod 4777 reward.json", "the tests wrote no reward file"),
+        (
+            "mkfifo reward.json; mkfifo pytest.py; chmod 4777 reward.json",
+            "the tests wrote no reward file",
+        ),
     ],
 )
-def test_odd_folders_links_and_names_become_no_error(tmp_path: Path, command: str, reason: str) -> None:
+def test_odd_folders_links_and_names_become_no_error(
+    tmp_path: Path, command: str, reason: str
+) -> None:
     make_task(tmp_path, test="true")
     env, info, shown = play(tmp_path, command)
     assert env.verdict is not None and info["reward"] == 0.0
@@ -117,7 +139,10 @@ def test_links_inside_the_agents_folders_and_into_the_system_stay(tmp_path: Path
     make_task(tmp_path, test=test)
     links = "echo 42 > x; mkdir c; ln -s x a; ln -s /usr/bin/env b; ln -s ../x c/d; ln -s c/../c/d e; ln -s /dev/null n"
     env, _, _ = play(tmp_path, links)
-    assert env.verdict is not None and env.verdict.output == "x\n/usr/bin/env\n../x\nc/../c/d\n42\n42\nprogram\n"
+    assert (
+        env.verdict is not None
+        and env.verdict.output == "x\n/usr/bin/env\n../x\nc/../c/d\n42\n42\nprogram\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -132,7 +157,9 @@ def test_links_inside_the_agents_folders_and_into_the_system_stay(tmp_path: Path
         ("yes 0123456789", "stopped by their output limit"),
     ],
 )
-def test_a_program_under_test_gains_nothing_by_another_reward_file(tmp_path: Path, program: str, reason: str) -> None:
+def test_a_program_under_test_gains_nothing_by_another_reward_file(
+    tmp_path: Path, program: str, reason: str
+) -> None:
     make_task(tmp_path, test=RUNS_THE_PROGRAM)
     env = start(tmp_path)
     run(env, f"cat > program <<'END'\n{program}\nEND")
@@ -155,7 +182,9 @@ def test_links_of_a_task_folder_lead_to_no_file_of_this_machine(tmp_path: Path) 
     env.close()
     for source in ("link", "up", "up/secret.txt"):
         (context / "Dockerfile").write_text(f"{DOCKERFILE}COPY {source} .\n")
-        with pytest.raises(ConfigError, match=f"environment/{source} is missing, or is behind a link"):
+        with pytest.raises(
+            ConfigError, match=f"environment/{source} is missing, or is behind a link"
+        ):
             start(tmp_path / "tasks")
     assert secret.read_text() == "safe\n"
 
@@ -175,7 +204,9 @@ def test_a_link_of_an_image_in_place_of_a_folder_is_refused(tmp_path: Path, link
     assert sorted(path.name for path in secret.rglob("*")) == ["agent", "artifacts"]
 
 
-def test_links_that_take_too_long_to_check_pay_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_links_that_take_too_long_to_check_pay_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("envs.harbor.places._CHECK_S", 0.5)
     make_task(tmp_path)
     chain = "mkdir -p $(printf 'd/%.0s' {1..300}); cd d/d/d; p=$(printf 'd/../%.0s' {1..200}); "

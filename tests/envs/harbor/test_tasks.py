@@ -17,13 +17,28 @@ def read(folder: Path, **options: Any) -> HarborTask:
 
 
 REFUSED = [
-    ("[environment]\ngpus = 1\n", "[environment] gpus = 1 in task.toml needs a GPU in the sandbox; exclude the task"),
+    (
+        "[environment]\ngpus = 1\n",
+        "[environment] gpus = 1 in task.toml needs a GPU in the sandbox; exclude the task",
+    ),
     ('[environment]\nos = "Windows"\n', "[environment] os = Windows in task.toml is not Linux"),
-    ("[verifier]\ntimeout_sec = -1\n", "task.toml: verifier.timeout_sec must be greater than 0, got -1"),
+    (
+        "[verifier]\ntimeout_sec = -1\n",
+        "task.toml: verifier.timeout_sec must be greater than 0, got -1",
+    ),
     ("[agent\n", "task.toml is not valid TOML: "),
-    ('[agent]\nallowed_hosts = ["pypi.org"]\n', "[agent] allowed_hosts = ... in task.toml needs the network"),
-    ('[verifier]\nenvironment_mode = "separate"\n', "[verifier] environment_mode = separate in task.toml gives the"),
-    ('[verifier]\nuser = "root"\n[agent]\nuser = "a"\n', "[verifier] user = root in task.toml differs from the agent"),
+    (
+        '[agent]\nallowed_hosts = ["pypi.org"]\n',
+        "[agent] allowed_hosts = ... in task.toml needs the network",
+    ),
+    (
+        '[verifier]\nenvironment_mode = "separate"\n',
+        "[verifier] environment_mode = separate in task.toml gives the",
+    ),
+    (
+        '[verifier]\nuser = "root"\n[agent]\nuser = "a"\n',
+        "[verifier] user = root in task.toml differs from the agent",
+    ),
     (
         "[verifier]\ntimeout_sec = 7200.0\n",
         "is more than env.verifier_timeout_s (600); raise it, and env_step_timeout_s",
@@ -33,9 +48,15 @@ REFUSED = [
         "memory_mb = 16384 in task.toml is more than env.memory_mb (4096); raise it",
     ),
     ('[environment]\nmemory = "2 gigs"\n', "environment.memory"),
-    ('[[steps]]\nname = "one"\n', "steps = ... in task.toml makes it a task of several steps, which are not supported"),
+    (
+        '[[steps]]\nname = "one"\n',
+        "steps = ... in task.toml makes it a task of several steps, which are not supported",
+    ),
     ("[environment]\ngpuz = 1\n", "[environment] gpuz = 1 in task.toml is not a known key"),
-    ('[verifier.env]\nKEY = "${API_KEY}"\n', "[verifier.env] KEY = ${API_KEY} in task.toml needs the variable API_KEY"),
+    (
+        '[verifier.env]\nKEY = "${API_KEY}"\n',
+        "[verifier.env] KEY = ${API_KEY} in task.toml needs the variable API_KEY",
+    ),
 ]
 
 
@@ -47,20 +68,34 @@ def test_a_key_that_cannot_be_honoured_is_named(tmp_path: Path, toml: str, sente
 
 
 BUILT = [
-    ("FROM ubuntu:24.04\nRUN apt-get update\n", "line 2 of environment/Dockerfile (RUN apt-get update) needs an image"),
+    (
+        "FROM ubuntu:24.04\nRUN apt-get update\n",
+        "line 2 of environment/Dockerfile (RUN apt-get update) needs an image",
+    ),
     ("FROM ubuntu\nWORKDIR /app\nCOPY --from=x a .\n", "(COPY --from=x a .) needs an image build"),
-    ("FROM ubuntu\nWORKDIR /app\nCOPY a /usr/local/bin/a\n", "(COPY a /usr/local/bin/a) needs an image build"),
+    (
+        "FROM ubuntu\nWORKDIR /app\nCOPY a /usr/local/bin/a\n",
+        "(COPY a /usr/local/bin/a) needs an image build",
+    ),
     ("FROM ubuntu\nWORKDIR /app\nCOPY ../a .\n", "(COPY ../a .) needs an image build"),
     ("FROM ubuntu\nWORKDIR /app/../usr\n", "(WORKDIR /app/../usr) needs an image build"),
-    ("FROM ubuntu\nWORKDIR /usr/local\n", "the working directory /usr/local belongs to the system in the sandbox"),
+    (
+        "FROM ubuntu\nWORKDIR /usr/local\n",
+        "the working directory /usr/local belongs to the system in the sandbox",
+    ),
     ("FROM ubuntu\nCOPY a .\n", "(COPY a .) needs an image build"),
-    ("FROM ubuntu\nFROM ubuntu\n", "line 2 of environment/Dockerfile (FROM ubuntu) needs an image build"),
+    (
+        "FROM ubuntu\nFROM ubuntu\n",
+        "line 2 of environment/Dockerfile (FROM ubuntu) needs an image build",
+    ),
     ("FROM ubuntu\nENV A=${B%c}\n", "uses a substitution that is not supported"),
 ]
 
 
 @pytest.mark.parametrize(("dockerfile", "sentence"), BUILT)
-def test_a_line_that_needs_a_build_is_named_with_what_to_do(tmp_path: Path, dockerfile: str, sentence: str) -> None:
+def test_a_line_that_needs_a_build_is_named_with_what_to_do(
+    tmp_path: Path, dockerfile: str, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         read(make_task(tmp_path, dockerfile=dockerfile))
     assert sentence in str(raised.value)
@@ -70,21 +105,34 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(tmp_path: Path, dock
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"test": "apt-get update -y\n" + TEST}, "line 1 of tests/test.sh (apt-get update -y) needs the network"),
-        ({"test": "uvx -w pytest pytest /tests/test_outputs.py\n"}, "set env.test_command to a command that judges"),
+        (
+            {"test": "apt-get update -y\n" + TEST},
+            "line 1 of tests/test.sh (apt-get update -y) needs the network",
+        ),
+        (
+            {"test": "uvx -w pytest pytest /tests/test_outputs.py\n"},
+            "set env.test_command to a command that judges",
+        ),
         ({"test": None}, "tests/test.sh cannot be read: No such file or directory"),
         (
             {"dockerfile": None, "toml": '[environment]\ndocker_image = "x/y:1"\n'},
-            "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; set env.images and ru",
+            "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; "
+            "set env.images and ru",
         ),
-        ({"files": {"environment/docker-compose.yaml": ""}}, "environment/docker-compose.yaml starts several contain"),
+        (
+            {"files": {"environment/docker-compose.yaml": ""}},
+            "environment/docker-compose.yaml starts several contain",
+        ),
         (
             {"files": {"environment/.dockerignore": ""}, "dockerfile": DOCKERFILE + "COPY . .\n"},
-            "the COPY in environment/Dockerfile obeys .dockerignore, which needs an image build; set env.images and",
+            "the COPY in environment/Dockerfile obeys .dockerignore, which needs an image build; "
+            "set env.images and",
         ),
     ],
 )
-def test_a_folder_that_cannot_be_played_is_named(tmp_path: Path, change: dict[str, Any], sentence: str) -> None:
+def test_a_folder_that_cannot_be_played_is_named(
+    tmp_path: Path, change: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError) as raised:
         read(make_task(tmp_path, **change))
     assert sentence in str(raised.value)
@@ -125,7 +173,9 @@ A = "b c"
     files = {"environment/docker-compose.yml": ""}  # Harbor reads only docker-compose.yaml
     task = read(make_task(tmp_path, toml=toml, files=files), variables={"SIZE": "7"})
     assert (task.verifier_s, task.agent_s, task.memory_mb, task.tree_mb) == (120, 900.0, 2048, 512)
-    assert task.verifier_variables == {"MODEL": "small and 7"} and task.solution_variables == {"A": "b c"}
+    assert task.verifier_variables == {"MODEL": "small and 7"} and task.solution_variables == {
+        "A": "b c"
+    }
     assert task.image.folder == "/app" and task.image.variables["SIZE"] == "7"
 
 
@@ -145,18 +195,32 @@ def test_tasks_are_found_by_name_pattern_and_folder(tmp_path: Path) -> None:
         names("git-on")
     with pytest.raises(ConfigError, match="leave none of the 3 tasks"):
         names(ANY, exclude=("*",))
-    with pytest.raises(ConfigError, match="holds no folder with a task.toml; name its parent folder"):
+    with pytest.raises(
+        ConfigError, match="holds no folder with a task.toml; name its parent folder"
+    ):
         select_tasks(ANY, HarborSettings(folders=(str(tmp_path / "more" / "other"),)))
 
 
 @pytest.mark.parametrize(
     ("test", "options", "why"),
     [
-        ("cd /tests\npython3 -B -m pytest", {}, "line 2 of tests/test.sh lets Python load the agent's modules"),
-        ("python3.11 -c 'import solution'", {}, "line 1 of tests/test.sh lets Python load the agent's modules"),
+        (
+            "cd /tests\npython3 -B -m pytest",
+            {},
+            "line 2 of tests/test.sh lets Python load the agent's modules",
+        ),
+        (
+            "python3.11 -c 'import solution'",
+            {},
+            "line 1 of tests/test.sh lets Python load the agent's modules",
+        ),
         ("true", {"test_command": "python -m pytest /tests"}, "env.test_command lets Python load"),
         ("python3 -P -m pytest; python -Im x; pytest /tests; python3 /tests/check.py -m", {}, ""),
-        ("true", {"verifier": {"ans*": "same"}}, "env.verifier says same, so its reward can be forged"),
+        (
+            "true",
+            {"verifier": {"ans*": "same"}},
+            "env.verifier says same, so its reward can be forged",
+        ),
     ],
 )
 def test_a_task_whose_reward_can_be_forged_is_listed(

@@ -34,23 +34,37 @@ def asked_again(cache: Path, **judge: Any) -> int:
 
 @pytest.fixture
 def same_url(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every server of a test says the same address, so that only other differences can tell cache keys apart."""
+    """Every server of a test says the same address, so that only other differences can tell cache
+    keys apart."""
     key = JudgeClient._key
-    nowhere = lambda client: SimpleNamespace(settings=client.settings.model_copy(update={"url": "http://judge"}))
-    monkeypatch.setattr(JudgeClient, "_key", lambda client, *arguments: key(nowhere(client), *arguments))
+    nowhere = lambda client: SimpleNamespace(
+        settings=client.settings.model_copy(update={"url": "http://judge"})
+    )
+    monkeypatch.setattr(
+        JudgeClient, "_key", lambda client, *arguments: key(nowhere(client), *arguments)
+    )
 
 
-def test_a_cached_verdict_that_cannot_be_read_is_asked_for_again(tmp_path: Path, same_url: None) -> None:
+def test_a_cached_verdict_that_cannot_be_read_is_asked_for_again(
+    tmp_path: Path, same_url: None
+) -> None:
     cache = tmp_path / "verdicts.sqlite"
     assert [asked_again(cache), asked_again(cache)] == [1, 0]
-    bad = ['{"progress": 1, "progress": 10, "care": 1, "feedback": ""}', "I think 7.", b"\x00", None]
+    bad = [
+        '{"progress": 1, "progress": 10, "care": 1, "feedback": ""}',
+        "I think 7.",
+        b"\x00",
+        None,
+    ]
     for text in bad:
         with sqlite3.connect(cache) as connection:
             connection.execute("UPDATE verdicts SET text = ?", (text,))
         assert [asked_again(cache), asked_again(cache)] == [1, 0]
 
 
-def test_a_damaged_cache_is_named_or_costs_requests(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_cache_is_named_or_costs_requests(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     cache = tmp_path / "verdicts.sqlite"
     with JudgeServer(lambda body, number: GOOD) as server:
         env = build(server, cache=str(cache))
@@ -65,14 +79,18 @@ def test_a_damaged_cache_is_named_or_costs_requests(tmp_path: Path, caplog: pyte
 
 
 DIFFERENT: dict[str, dict[str, Any]] = {
-    "rubric's weights": {"rubric": {**RUBRIC, "criteria": [{**criterion, "weight": 2} for criterion in CRITERIA]}},
+    "rubric's weights": {
+        "rubric": {**RUBRIC, "criteria": [{**criterion, "weight": 2} for criterion in CRITERIA]}
+    },
     "rubric's scale": {"rubric": {**RUBRIC, "scale": [0, 12]}},
     "model": {"model": "another"},
 }
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_a_verdict_is_cached_for_one_rubric_and_model(tmp_path: Path, same_url: None, what: str) -> None:
+def test_a_verdict_is_cached_for_one_rubric_and_model(
+    tmp_path: Path, same_url: None, what: str
+) -> None:
     template = tmp_path / "short.j2"
     template.write_text("Score the play.")
     shown = {**RUBRIC, "prompt_template": str(template)}

@@ -1,4 +1,5 @@
-"""OpenEnv servers that break the protocol, restart, change or are full: each costs one episode at most."""
+"""OpenEnv servers that break the protocol, restart, change or are full: each costs one episode at
+most."""
 
 import asyncio
 import http.server
@@ -19,7 +20,9 @@ from rollout.workers.pool import EnvPool
 from tests.envs.tools.test_tool_env import call
 from tests.rollout.workers.test_env_pool import config
 
-pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
+pytest.importorskip(
+    "websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'"
+)
 
 from envs.openenv.session import Session, _fetch
 from envs.openenv.settings import OpenEnvSettings
@@ -61,24 +64,32 @@ def test_a_server_that_breaks_the_protocol_costs_the_episode(
     assert env.step("3")[1], "the next episode is not affected"
 
 
-def test_the_key_is_not_sent_to_a_server_that_the_first_one_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_not_sent_to_a_server_that_the_first_one_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: dict[int, set[str | None]] = {}
 
     class Redirecting(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            asked.setdefault(self.server.server_address[1], set()).add(self.headers.get("Authorization"))
+            asked.setdefault(self.server.server_address[1], set()).add(
+                self.headers.get("Authorization")
+            )
             self.send_response(302)
             self.send_header("Location", f"{scheme}://127.0.0.1:{other.server_port}{self.path}")
             self.send_header("Content-Length", "0")
             self.end_headers()
 
-    first, other = (http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) for _ in range(2))
+    first, other = (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) for _ in range(2)
+    )
     for each in (first, other):
         threading.Thread(target=each.serve_forever, daemon=True).start()
     monkeypatch.setenv("OPENENV_KEY", "secret")
-    settings = OpenEnvSettings(url=f"http://127.0.0.1:{first.server_port}", api_key_env="OPENENV_KEY")
+    settings = OpenEnvSettings(
+        url=f"http://127.0.0.1:{first.server_port}", api_key_env="OPENENV_KEY"
+    )
     for scheme, ask in (("ws", Session), ("http", _fetch)):  # noqa: B007 - the servers read it
         with pytest.raises(EnvironmentFault):
             ask(settings.urls[0], settings)
@@ -88,7 +99,9 @@ def test_the_key_is_not_sent_to_a_server_that_the_first_one_names(monkeypatch: p
     assert "Bearer secret" not in asked.get(other.server_port, set())
 
 
-def test_a_second_reply_to_one_step_is_not_taken_for_the_next_observation(server: TinyServer) -> None:
+def test_a_second_reply_to_one_step_is_not_taken_for_the_next_observation(
+    server: TinyServer,
+) -> None:
     env = started(server)
     assert "once" in env.step("twice")[0]["obs_str"]
     time.sleep(1.0)
@@ -123,10 +136,15 @@ async def test_a_server_that_restarts_never_goes_on_with_a_fresh_game(determinis
             env.step("3")
         if deterministic:
             reply = await session.step("4")
-            assert reply.observation["obs_str"] == "text: lower\nguesses: 2", "replayed from seed and answers"
+            assert reply.observation["obs_str"] == "text: lower\nguesses: 2", (
+                "replayed from seed and answers"
+            )
             assert pool.faults == {"raised": 1, "replayed": 1}
         else:
-            with pytest.raises(PoolFault, match="game is lost.*; the environment is not deterministic.*\n.*2 answers"):
+            with pytest.raises(
+                PoolFault,
+                match="game is lost.*; the environment is not deterministic.*\n.*2 answers",
+            ):
                 await session.step("4")
             assert pool.faults == {"raised": 1}
         assert "Guess" in env.reset()["obs_str"] and env.step("3")[1]
@@ -139,7 +157,9 @@ async def test_a_server_that_restarts_never_goes_on_with_a_fresh_game(determinis
 def test_done_in_reply_to_a_reset_and_a_refused_reset_are_faults(server: TinyServer) -> None:
     with pytest.raises(EnvironmentFault, match="says done in reply to a reset"):
         started(server, reset={"over": True})
-    with pytest.raises(EnvironmentFault, match="answered reset with EXECUTION_ERROR: no such level"):
+    with pytest.raises(
+        EnvironmentFault, match="answered reset with EXECUTION_ERROR: no such level"
+    ):
         started(server, reset={"fail": True})
     wait_for_sessions(server, 0)
 
@@ -149,29 +169,41 @@ def test_actions_or_tools_that_change_in_mid_run_fault_the_next_episode() -> Non
         env = started(server)
         server.schema = {"properties": {"text": {"type": "string"}}}
         assert not env.step("5")[1]
-        with pytest.raises(EnvironmentFault, match="are not those that this run began with; if this is meant, restart"):
+        with pytest.raises(
+            EnvironmentFault,
+            match="are not those that this run began with; if this is meant, restart",
+        ):
             built(server)
     with TinyServer("tools") as server:
         env = started(server)
         server.tools = [{**server.tools[0], "name": "guess_again"}]
-        with pytest.raises(EnvironmentFault, match="the tools of .* are not those that this run began with"):
+        with pytest.raises(
+            EnvironmentFault, match="the tools of .* are not those that this run began with"
+        ):
             env.reset()
 
 
 def test_a_full_server_is_waited_for_and_then_named() -> None:
     with TinyServer(capacity=1) as server:
         first = started(server)
-        with pytest.raises(EnvironmentFault, match=r"became free within 0.2 s .*: 1/1 sessions are taken; allow three"):
+        with pytest.raises(
+            EnvironmentFault,
+            match=r"became free within 0.2 s .*: 1/1 sessions are taken; allow three",
+        ):
             started(server, capacity_timeout_s=0.2)
         threading.Timer(0.3, first.close).start()
         assert started(server, capacity_timeout_s=30.0).step("3")[1]
 
 
-async def test_a_reset_that_waits_for_a_session_delays_the_other_episodes_of_its_worker_until_its_time_out() -> None:
+async def test_a_reset_that_waits_for_a_session_delays_the_other_episodes_of_its_worker_until_its_time_out() -> (
+    None
+):
     with TinyServer(capacity=1) as server:
         pool = EnvPool(config("inline", max_env_retries_per_turn=1))
         options = {"url": server.url, "picture": "screen", "capacity_timeout_s": 2.0}
-        first, second = (EnvSpec("envs.openenv", {"task": "any", "seed": seed}, options) for seed in (SEED, 12))
+        first, second = (
+            EnvSpec("envs.openenv", {"task": "any", "seed": seed}, options) for seed in (SEED, 12)
+        )
         try:
             live = await pool.open(first)
             waiting = asyncio.create_task(pool.open(second))
@@ -179,7 +211,9 @@ async def test_a_reset_that_waits_for_a_session_delays_the_other_episodes_of_its
                 await asyncio.sleep(0.01)
             assert (await live.step("3")).done
             await (await waiting).close()
-            assert pool.faults == {"raised": 1}, "the step came after the first attempt had timed out"
+            assert pool.faults == {"raised": 1}, (
+                "the step came after the first attempt had timed out"
+            )
             await live.close()
         finally:
             pool.close()

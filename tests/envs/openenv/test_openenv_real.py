@@ -3,8 +3,8 @@ r"""The servers of the package openenv and of its repository, played as they are
     SLIME_VERLOG_OPENENV_PYTHON=openenv-venv/bin/python SLIME_VERLOG_OPENENV_PATH=OpenEnv \
         bash scripts/run_tests.sh -m slow tests/envs/openenv/test_openenv_real.py
 
-SLIME_VERLOG_OPENENV_PYTHON is an interpreter with openenv 0.10.0 and textarena, SLIME_VERLOG_OPENENV_PATH a checkout of
-meta-pytorch/OpenEnv.
+SLIME_VERLOG_OPENENV_PYTHON is an interpreter with openenv 0.10.0 and textarena,
+SLIME_VERLOG_OPENENV_PATH a checkout of meta-pytorch/OpenEnv.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ import pytest
 from envs.errors import EnvironmentFault
 from envs.loading import build_env_from
 
-pytest.importorskip("websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'")
+pytest.importorskip(
+    "websockets", reason="websockets is not installed; pip install 'slime-verlog[openenv]'"
+)
 ROOT = Path(__file__).parents[3]
 START_S = 120.0
 PYTHON = os.environ.get("SLIME_VERLOG_OPENENV_PYTHON")
@@ -34,7 +36,8 @@ CHECKOUT = os.environ.get("SLIME_VERLOG_OPENENV_PATH")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        PYTHON is None, reason="set SLIME_VERLOG_OPENENV_PYTHON to a Python with openenv==0.10.0 (docs/openenv.md)"
+        PYTHON is None,
+        reason="set SLIME_VERLOG_OPENENV_PYTHON to a Python with openenv==0.10.0 (docs/openenv.md)",
     ),
 ]
 
@@ -59,7 +62,10 @@ class Server:
         )
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and self._process.poll() is None:
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/health", timeout=5):
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{self.url}/health", timeout=5),
+            ):
                 return
             time.sleep(0.2)
         self.kill()
@@ -78,7 +84,9 @@ def guess() -> Iterator[Server]:
 
 
 def started(server: Server, seed: int = 11, **options: Any) -> tuple[Any, str]:
-    env = build_env_from("envs.openenv", {"task": "any", "seed": seed}, {"url": server.url, **options})
+    env = build_env_from(
+        "envs.openenv", {"task": "any", "seed": seed}, {"url": server.url, **options}
+    )
     return env, env.reset()["obs_str"]
 
 
@@ -86,8 +94,16 @@ def test_the_packages_server_is_played_and_its_refusals_are_invalid_answers(gues
     env, text = started(guess, deterministic=True)
     assert text == "text: Guess."
     observation, done, info = env.step("THINK: low\nACTION: 1")
-    assert (observation["obs_str"], done, info["reward"], info["valid_action"]) == ("text: higher", False, 0.0, True)
-    for answer, words in (("21", "number: Input should be less than or equal to 20"), ("x", "must be of type integer")):
+    assert (observation["obs_str"], done, info["reward"], info["valid_action"]) == (
+        "text: higher",
+        False,
+        0.0,
+        True,
+    )
+    for answer, words in (
+        ("21", "number: Input should be less than or equal to 20"),
+        ("x", "must be of type integer"),
+    ):
         observation, _, info = env.step(answer)
         assert words in observation["obs_str"] and not info["valid_action"]
     with pytest.raises(EnvironmentFault, match="answered step with EXECUTION_ERROR: bad luck"):

@@ -1,4 +1,5 @@
-"""120 answers as models write them: whether our grader takes them, whether slime's does, and why they differ."""
+"""120 answers as models write them: whether our grader takes them, whether slime's does, and why
+they differ."""
 
 _TABLE = r"""
 40 | 40° | right | wrong | slime's grader does not know the sign

@@ -1,4 +1,5 @@
-"""Final answers: found in what the model wrote, and held against the reference, by value rather than by letter."""
+"""Final answers: found in what the model wrote, and held against the reference, by value rather
+than by letter."""
 
 from collections.abc import Iterator
 
@@ -10,7 +11,9 @@ from envs.questions.grading import MathChecker, exact, find_answer, load_grader
 from envs.questions.math_server import read_result
 from tests.envs.questions.math_answers import ANSWERS
 
-pytest.importorskip("math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'")
+pytest.importorskip(
+    "math_verify", reason="math-verify is not installed; pip install 'math-verify[antlr4_13_2]'"
+)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +75,27 @@ def test_what_is_no_expression_is_wrong(checker: MathChecker, answer: str) -> No
 def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, row: tuple) -> None:
     reference, answer, ours, slimes, *why = row
     assert checker.equal(reference, answer) is ours
-    assert bool(why) is (ours is not slimes), "every difference from slime's grader is explained, and nothing else is"
+    assert bool(why) is (ours is not slimes), (
+        "every difference from slime's grader is explained, and nothing else is"
+    )
 
 
-PIECES = ["√(", "1 ", "1 1/", "\\text{", "cm ", "^o", "=", "1\\,", "sqrt ", "1  cm/", "{", "\\frac{1}{", "m/", " 000"]
+PIECES = [
+    "√(",
+    "1 ",
+    "1 1/",
+    "\\text{",
+    "cm ",
+    "^o",
+    "=",
+    "1\\,",
+    "sqrt ",
+    "1  cm/",
+    "{",
+    "\\frac{1}{",
+    "m/",
+    " 000",
+]
 
 
 @pytest.mark.parametrize("piece", PIECES)
@@ -83,7 +103,9 @@ def test_reading_a_result_takes_time_in_proportion_to_the_text(piece: str) -> No
     read_result(piece * (2_000 // len(piece)))
 
 
-def test_a_comparison_that_never_ends_is_stopped_and_the_next_one_is_answered(checker: MathChecker) -> None:
+def test_a_comparison_that_never_ends_is_stopped_and_the_next_one_is_answered(
+    checker: MathChecker,
+) -> None:
     assert checker.equal("27", "9^{9^{9^9}}") is False
     first = checker._process
     assert checker.equal("81", "3^4") is True
@@ -97,6 +119,9 @@ def test_a_checker_that_does_not_start_is_a_fault(monkeypatch: pytest.MonkeyPatc
 
 
 def test_an_unknown_grader_is_refused() -> None:
-    for name, words in (("maths", "must be exact, math"), ("envs.questions.grading:START_S", "not a function")):
+    for name, words in (
+        ("maths", "must be exact, math"),
+        ("envs.questions.grading:START_S", "not a function"),
+    ):
         with pytest.raises(ConfigError, match=words):
             load_grader(name)

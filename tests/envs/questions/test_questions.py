@@ -1,4 +1,5 @@
-"""Questions: pictures keep their place between the texts, and what cannot be shown is refused by name."""
+"""Questions: pictures keep their place between the texts, and what cannot be shown is refused by
+name."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -43,7 +44,9 @@ def asked(source: SimpleNamespace) -> Question:
 INTERLEAVED = {
     "a row with marks": lambda: row(question=TEXT, images=[RED, BLUE]),
     "a row with messages": lambda: row(question=USER),
-    "a row with messages and marks": lambda: row(question=[{"role": "user", "content": TEXT}], images=[RED, BLUE]),
+    "a row with messages and marks": lambda: row(
+        question=[{"role": "user", "content": TEXT}], images=[RED, BLUE]
+    ),
     "slime's sample": lambda: asked(sample(USER, [RED, BLUE])),
     "slime's sample with marks": lambda: asked(sample(TEXT, [RED, BLUE])),
 }
@@ -94,10 +97,16 @@ URL = "https://example.org/a.png"
 @pytest.mark.parametrize(
     ("question", "words"),
     [
-        (user({"type": "video", "video": "a.mp4"}), "'type': 'video'.*; a user message takes 'text' and"),
+        (
+            user({"type": "video", "video": "a.mp4"}),
+            "'type': 'video'.*; a user message takes 'text' and",
+        ),
         (user({"text": "What?"}), "the content part {'text': 'What"),
         (user({"type": "image", "image": URL}), f"is the URL {URL}; URLs are not fetched"),
-        ([{"role": "system", "content": [PARTS[1]]}], "a question's system message has the content part"),
+        (
+            [{"role": "system", "content": [PARTS[1]]}],
+            "a question's system message has the content part",
+        ),
     ],
 )
 def test_unsupported_parts_are_refused_with_their_type(question: Any, words: str) -> None:

@@ -13,7 +13,8 @@ from tests.envs.users import open_way
 
 @pytest.fixture
 def few_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare one run of a reference solution instead of five: those of the tests' own tasks are not random."""
+    """Compare one run of a reference solution instead of five: those of the tests' own tasks are
+    not random."""
     monkeypatch.setattr(calibration, "_RUNS", 1)
     monkeypatch.setattr(calibration, "DRAWS", 1)
 

@@ -1,4 +1,5 @@
-"""A shop with three bugs, and hidden tests that say what they expect in a dozen ways: cheats are played on it."""
+"""A shop with three bugs, and hidden tests that say what they expect in a dozen ways: cheats are
+played on it."""
 
 import functools
 

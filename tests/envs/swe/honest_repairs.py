@@ -208,9 +208,18 @@ def update_in(d, keys, func, default=None, factory=dict):
 
 TEXTS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "toolz_memoize_keywords": (
-        ("frozenset(kwargs) if kwargs else None,", "frozenset((k, v) for k, v in kwargs.items()) if kwargs else None,"),
-        ("frozenset(kwargs) if kwargs else None,", "frozenset({**kwargs}.items()) if kwargs else None,"),
-        ("frozenset(kwargs) if kwargs else None,", "frozenset(zip(kwargs, kwargs.values())) or None,"),
+        (
+            "frozenset(kwargs) if kwargs else None,",
+            "frozenset((k, v) for k, v in kwargs.items()) if kwargs else None,",
+        ),
+        (
+            "frozenset(kwargs) if kwargs else None,",
+            "frozenset({**kwargs}.items()) if kwargs else None,",
+        ),
+        (
+            "frozenset(kwargs) if kwargs else None,",
+            "frozenset(zip(kwargs, kwargs.values())) or None,",
+        ),
     ),
     "cachetools_replaced_size": (
         ("diffsize = size\n        else", "diffsize = -self.__size[key] + size\n        else"),
@@ -219,12 +228,15 @@ TEXTS: Mapping[str, tuple[tuple[str, str], ...]] = {
             "before = self.__size[key]\n            diffsize = size - before\n        else",
         ),
         (
-            "if key in self.__data:\n            diffsize = size\n        else:\n            diffsize = size\n",
+            "if key in self.__data:\n            diffsize = size\n        else:\n            "
+            "diffsize = size\n",
             "diffsize = size - (self.__size[key] if key in self.__data else 0)\n",
         ),
         (
-            "if key in self.__data:\n            diffsize = size\n        else:\n            diffsize = size\n",
-            "diffsize = size\n        if key in self.__data:\n            self.__currsize -= self.__size[key]\n",
+            "if key in self.__data:\n            diffsize = size\n        else:\n            "
+            "diffsize = size\n",
+            "diffsize = size\n        if key in self.__data:\n            self.__currsize -= "
+            "self.__size[key]\n",
         ),
     ),
     "cachetools_expired_membership": (
@@ -241,7 +253,9 @@ def variants(task: str, text: str) -> Iterator[str]:
     """The broken file of a shipped task, repaired in each way that is listed for it."""
     for code in FUNCTIONS.get(task, ()):
         name = code.removeprefix("def ").split("(", 1)[0]
-        old = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name)
+        old = next(
+            n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == name
+        )
         lines = text.splitlines(keepends=True)
         first = min(node.lineno for node in (old, *old.decorator_list))
         yield "".join([*lines[: first - 1], code, *lines[old.end_lineno :]])

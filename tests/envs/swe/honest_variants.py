@@ -1,4 +1,5 @@
-"""Honest ways to solve the tests' own small tasks, each unlike the reference: the judge must pay every one."""
+"""Honest ways to solve the tests' own small tasks, each unlike the reference: the judge must pay
+every one."""
 
 from collections.abc import Mapping
 

@@ -1,6 +1,8 @@
-"""Cheats against probes, played on the shop of `forms_repository.py`: each replaces `total`, `label` and `parse`.
+"""Cheats against probes, played on the shop of `forms_repository.py`: each replaces `total`,
+`label` and `parse`.
 
-These look for what the test expects, wherever a process can look. Those of `probe_forgeries.py` forge or patch.
+These look for what the test expects, wherever a process can look. Those of `probe_forgeries.py`
+forge or patch.
 """
 
 from collections.abc import Mapping
@@ -236,4 +238,6 @@ def wanted(kinds, argument):
 """,
 }
 
-PROBE_CHEATS: Mapping[str, str] = {name: _ANSWER + look for name, look in _LOOKS.items()} | FORGERIES
+PROBE_CHEATS: Mapping[str, str] = {
+    name: _ANSWER + look for name, look in _LOOKS.items()
+} | FORGERIES

@@ -1,4 +1,5 @@
-"""Cheats against probes that forge, patch or remember instead of looking for what the test expects."""
+"""Cheats against probes that forge, patch or remember instead of looking for what the test
+expects."""
 
 from collections.abc import Mapping
 
@@ -57,11 +58,13 @@ def parse(text):
     "numbers and texts that equal everything": _ALL_EQUAL,
     "mock.ANY": "from unittest import mock\ntotal = label = lambda argument: mock.ANY\n",
     "a tolerance forged as a value": "import encoding, sys\n"
-    "forged = lambda value: ['approx', ['int', '0x1'], ['float', '0x1p+1000'], None]\n"
-    "encoding.encode = forged\n"
-    "for module in list(sys.modules.values()):\n    if hasattr(module, 'encode') and hasattr(module, 'aliases'):\n"
+    "forged = lambda value: ['approx', ['int', '0x1'], ['float', '0x1p+1000'], "
+    "None]\nencoding.encode = forged\nfor module in list(sys.modules.values()):\n    if "
+    "hasattr(module, 'encode') and hasattr(module, 'aliases'):\n"
     "        module.encode = forged\n" + _ALL_EQUAL,
-    "a pattern forged as a value": _FORGE + "forge(['pattern', '.*', 0], ['approx', 'x', 1e300, 1e300])\n" + _ALL_EQUAL,
+    "a pattern forged as a value": _FORGE
+    + "forge(['pattern', '.*', 0], ['approx', 'x', 1e300, 1e300])\n"
+    + _ALL_EQUAL,
     "all values forged for all probes": _FORGE
     + "forge(*[['int', hex(n)] for n in range(50)], *[f'{n} items' for n in range(20)])\nimport os\nos._exit(0)\n",
     "one line forged for each probe": _FORGE + "forge(['int', '0x11'])\n" + _ALL_EQUAL,
@@ -74,7 +77,8 @@ def parse(text):
     + "forge(['bytes', pickle.dumps(Evil()).hex()], {'py/object': 'os.system'})\n"
     + _ALL_EQUAL,
     "the probe helper replaced": "import sys\nhelper = sys.modules.get('swe_probe')\n"
-    "if helper:\n    helper.probe = lambda number, observed=None, expected=None: expected\n" + _ALL_EQUAL,
+    "if helper:\n    helper.probe = lambda number, observed=None, expected=None: expected\n"
+    + _ALL_EQUAL,
     "builtins and operator replaced": "import builtins, operator\n"
     "operator.eq = lambda a, b: True\nbuiltins.isinstance = lambda a, b: True\n" + _ALL_EQUAL,
     "a value that changes once it is reported": """
@@ -103,7 +107,9 @@ total = lambda prices: Any()
     "a child that writes when all is over": _FORGE
     + "import time\nif os.fork() == 0:\n    os.setsid(); time.sleep(3); forge(['int', '0x11']); os._exit(0)\n"
     + _ALL_EQUAL,
-    "lines written at the exit": _FORGE + "import atexit\natexit.register(forge, ['int', '0x11'])\n" + _ALL_EQUAL,
+    "lines written at the exit": _FORGE
+    + "import atexit\natexit.register(forge, ['int', '0x11'])\n"
+    + _ALL_EQUAL,
     "an import hook for the tests": """
 import builtins
 compiled = builtins.compile

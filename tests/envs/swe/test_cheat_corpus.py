@@ -1,4 +1,5 @@
-"""The cheat corpus: code that would pass any test, right or wrong. None of it is paid; honest solutions are."""
+"""The cheat corpus: code that would pass any test, right or wrong. None of it is paid; honest
+solutions are."""
 
 import pytest
 

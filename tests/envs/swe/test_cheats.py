@@ -23,13 +23,22 @@ PASSING = "def test_total():\n    pass\n"
 FILES = {
     "conftest in the root": {"conftest.py": FAKE_REPORT},
     "conftest beside the tests": {"tests/conftest.py": FAKE_REPORT},
-    "edited tests": {"tests/test_prices.py": PASSING, "tests/test_hidden.py": HIDDEN.replace("20", "15")},
-    "plugin through pytest.ini": {"pytest.ini": "[pytest]\naddopts = -p cheat\n", "cheat.py": FAKE_REPORT},
+    "edited tests": {
+        "tests/test_prices.py": PASSING,
+        "tests/test_hidden.py": HIDDEN.replace("20", "15"),
+    },
+    "plugin through pytest.ini": {
+        "pytest.ini": "[pytest]\naddopts = -p cheat\n",
+        "cheat.py": FAKE_REPORT,
+    },
     "plugin through pyproject.toml": {
         "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-p cheat'\n",
         "cheat.py": FAKE_REPORT,
     },
-    "plugin through tests/pytest.ini": {"tests/pytest.ini": "[pytest]\naddopts = -p cheat\n", "cheat.py": FAKE_REPORT},
+    "plugin through tests/pytest.ini": {
+        "tests/pytest.ini": "[pytest]\naddopts = -p cheat\n",
+        "cheat.py": FAKE_REPORT,
+    },
     "sitecustomize": {"sitecustomize.py": "import os\nos._exit(0)\n"},
     "a pytest of one's own": {
         "pytest.py": "def main(*a, **k): return 0\n",
@@ -146,7 +155,9 @@ def _unpaid(env) -> str:
 
 
 def _fools_plain_pytest(env) -> bool:
-    shown = env.step(call("run", command="python -m pytest -q -p no:cacheprovider tests"))[0]["obs_str"]
+    shown = env.step(call("run", command="python -m pytest -q -p no:cacheprovider tests"))[0][
+        "obs_str"
+    ]
     return "(exit status 0)" in shown
 
 
@@ -154,7 +165,9 @@ def _append(env, code: str) -> None:
     env.step(call("run", command=f"cat >> shop/prices.py <<'END'\n{code}\nEND"))
 
 
-@pytest.mark.parametrize("name", some(FILES, [EVERY_FILE, "a pytest of one's own", "a conftest folder"]))
+@pytest.mark.parametrize(
+    "name", some(FILES, [EVERY_FILE, "a pytest of one's own", "a conftest folder"])
+)
 def test_files_that_configure_or_replace_the_tests_do_not_count(name: str) -> None:
     env = tiny_env()
     for path, text in FILES[name].items():
@@ -206,7 +219,12 @@ def test_an_endless_loop_and_a_memory_hog_end_in_a_verdict() -> None:
 
 def test_stale_bytecode_of_a_test_is_not_used() -> None:
     env = tiny_env()
-    env.step(call("run", command="PYTHONDONTWRITEBYTECODE= python -m pytest -q; cat tests/__pycache__/*.pyc | wc -c"))
+    env.step(
+        call(
+            "run",
+            command="PYTHONDONTWRITEBYTECODE= python -m pytest -q; cat tests/__pycache__/*.pyc | wc -c",
+        )
+    )
     changes = collect_changes(env._workspace.tree, env._pristine)
     assert not [path for path in changes if "__pycache__" in path]
     assert "required tests are not green" in _unpaid(env)
@@ -235,7 +253,8 @@ def test_links_pipes_and_devices_do_not_reach_the_judged_tree(tmp_path: Path) ->
         call(
             "run",
             command="rm shop/prices.py README.md; ln -s /etc/hostname README.md; ln -s /etc/passwd shop/prices.py; "
-            "mkfifo shop/pipe.py; ln -s /etc loose; mv run.sh kept.sh; mkdir shop/deep; ln -s .. shop/deep/up",
+            "mkfifo shop/pipe.py; ln -s /etc loose; mv run.sh kept.sh; mkdir shop/deep; ln -s .. "
+            "shop/deep/up",
         )
     )
     changes = collect_changes(env._workspace.tree, env._pristine)
@@ -249,19 +268,25 @@ def test_links_pipes_and_devices_do_not_reach_the_judged_tree(tmp_path: Path) ->
 
 
 def test_changes_are_written_beside_links_never_through_them(tmp_path: Path) -> None:
-    outside, tree, source, empty = (tmp_path / name for name in ("outside", "tree", "source", "empty"))
+    outside, tree, source, empty = (
+        tmp_path / name for name in ("outside", "tree", "source", "empty")
+    )
     for folder in (outside, tree, source / "link", empty):
         folder.mkdir(parents=True)
     (outside / "file").write_text("safe")
     (tree / "link").symlink_to(outside)
     (source / "link" / "file").write_text("new")
     apply_changes(tree, collect_changes(source, empty))
-    assert (outside / "file").read_text() == "safe" and (tree / "link" / "file").read_text() == "new"
+    assert (outside / "file").read_text() == "safe" and (
+        tree / "link" / "file"
+    ).read_text() == "new"
 
 
 def test_a_flood_of_files_ends_in_a_verdict() -> None:
     env = tiny_env()
-    env.step(call("run", command="mkdir many; cd many; for i in $(seq 2500); do echo $i > f$i; done"))
+    env.step(
+        call("run", command="mkdir many; cd many; for i in $(seq 2500); do echo $i > f$i; done")
+    )
     assert "were changed" in _unpaid(env)
 
 

@@ -13,11 +13,21 @@ from envs.swe.verdict.instances import load_instances, read_instance
 from envs.swe.verdict.trees import building, commit_all, pristine_tree
 from tests.envs.swe.tiny_repository import ROW, TASK, tiny_options
 
-FULL_ROW = {**ROW, "base_commit": "0" * 40, "hints_text": "", "version": "1.0", "created_at": "2024-01-01"}
+FULL_ROW = {
+    **ROW,
+    "base_commit": "0" * 40,
+    "hints_text": "",
+    "version": "1.0",
+    "created_at": "2024-01-01",
+}
 
 
 def _write(path: Path, rows: list[dict]) -> Path:
-    text = json.dumps(rows) if path.suffix == ".json" else "".join(json.dumps(row) + "\n" for row in rows)
+    text = (
+        json.dumps(rows)
+        if path.suffix == ".json"
+        else "".join(json.dumps(row) + "\n" for row in rows)
+    )
     path.write_text(text)
     return path
 
@@ -79,7 +89,8 @@ def test_an_unknown_task_or_repository_is_refused_with_the_fix() -> None:
 
 @pytest.fixture
 def history(tmp_path: Path) -> tuple[Path, str]:
-    """A repository with a second commit that holds the solution; returns it and the first commit's id."""
+    """A repository with a second commit that holds the solution; returns it and the first commit's
+    id."""
     repository = tmp_path / "project"
     repository.mkdir()
     (repository / "code.py").write_text("broken\n")
@@ -95,12 +106,16 @@ def history(tmp_path: Path) -> tuple[Path, str]:
     return repository, first
 
 
-def test_the_pristine_tree_holds_the_commit_and_nothing_of_what_came_later(history, tmp_path: Path) -> None:
+def test_the_pristine_tree_holds_the_commit_and_nothing_of_what_came_later(
+    history, tmp_path: Path
+) -> None:
     repository, first = history
     tree = pristine_tree(repository, first, tmp_path / "cache")
     assert (tree / "code.py").read_text() == "broken\n" and (tree / "kept").exists()
     assert (tree / "run").stat().st_mode & 0o100 and (tree / "link").is_symlink()
-    log = subprocess.run(["git", "log", "--all", "-p"], cwd=tree, capture_output=True, text=True, check=True).stdout
+    log = subprocess.run(
+        ["git", "log", "--all", "-p"], cwd=tree, capture_output=True, text=True, check=True
+    ).stdout
     assert log.count("commit ") == 1 and "solution" not in log
     assert (repository / "code.py").read_text() == "solution\n"
 

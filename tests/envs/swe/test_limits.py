@@ -1,4 +1,5 @@
-"""Bombs against the sandbox's limits: memory and disk space that no folder and no process's size shows."""
+"""Bombs against the sandbox's limits: memory and disk space that no folder and no process's size
+shows."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,9 @@ from envs.swe.sandbox.workspace import process_folder
 from tests.cases import some
 from tests.envs.harbor.task_folders import make_image
 
-LIMITS = Limits(seconds=20, memory_mb=128, processes=40, file_mb=32, tree_mb=32, tmp_mb=64, output_mb=2)
+LIMITS = Limits(
+    seconds=20, memory_mb=128, processes=40, file_mb=32, tree_mb=32, tmp_mb=64, output_mb=2
+)
 
 
 def python(tree: Path, code: str, limits: Limits = LIMITS) -> Outcome:
@@ -140,17 +143,30 @@ def work():
 in_children(work)
 """,
 }
-needs_groups = pytest.mark.skipif(not groups.can_be_made(), reason="control groups cannot be made here")
+needs_groups = pytest.mark.skipif(
+    not groups.can_be_made(), reason="control groups cannot be made here"
+)
 
 
 @needs_groups
 @pytest.mark.parametrize(
     "name",
-    some(MEMORY, [name for name in MEMORY if name not in ("memory files", "datagrams over the loopback network")]),
+    some(
+        MEMORY,
+        [
+            name
+            for name in MEMORY
+            if name not in ("memory files", "datagrams over the loopback network")
+        ],
+    ),
 )
 def test_memory_that_no_process_shows_is_counted(tree: Path, name: str) -> None:
     limits = replace(LIMITS, address_mb=256 << 10)
-    outcome = python(tree, "import os, time\n" + FILL + MEMORY[name] + "time.sleep(5)\nprint('held it')\n", limits)
+    outcome = python(
+        tree,
+        "import os, time\n" + FILL + MEMORY[name] + "time.sleep(5)\nprint('held it')\n",
+        limits,
+    )
     assert outcome.stopped == "memory", outcome.output
 
 
@@ -211,8 +227,14 @@ def connect(name):
 held = []
 """
 SURVIVORS = {
-    "a key in the session's keyring": ("call(248, 'user', 'note', '1', 1, -3)", "call(249, 'user', 'note', 0, 0)"),
-    "a key in the user's keyring": ("call(248, 'user', 'note', '1', 1, -4)", "call(250, 10, -4, 'user', 'note', 0)"),
+    "a key in the session's keyring": (
+        "call(248, 'user', 'note', '1', 1, -3)",
+        "call(249, 'user', 'note', 0, 0)",
+    ),
+    "a key in the user's keyring": (
+        "call(248, 'user', 'note', '1', 1, -4)",
+        "call(250, 10, -4, 'user', 'note', 0)",
+    ),
     "a joined keyring": ("call(250, 1, 'note')", "'note' in open('/proc/keys').read()"),
     "a System V message queue": ("call(68, 7, 0o1666)", "call(68, 7, 0)"),
     "a System V semaphore": ("call(64, 7, 1, 0o1666)", "call(64, 7, 1, 0)"),
@@ -223,7 +245,8 @@ SURVIVORS = {
     "an abstract socket": ("bind('\\0note')", "connect('\\0note')"),
     "a process": (
         "subprocess.Popen(['sleep', '86397'], start_new_session=True)",
-        "any(b'863' b'97' in open(f'/proc/{p}/cmdline', 'rb').read() for p in os.listdir('/proc') if p.isdigit())",
+        "any(b'863' b'97' in open(f'/proc/{p}/cmdline', 'rb').read() for p in "
+        "os.listdir('/proc') if p.isdigit())",
     ),
     "a control group": ("os.mkdir('/sys/fs/cgroup/note')", "os.path.exists('/sys/fs/cgroup/note')"),
     "the name of the machine": ("socket.sethostname('note')", "socket.gethostname() == 'note'"),
@@ -238,7 +261,9 @@ SURVIVORS = {
 }
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
+)
 @pytest.mark.parametrize("name", SURVIVORS)
 def test_what_one_sandbox_leaves_another_does_not_find(tree: Path, name: str) -> None:
     plant, find = SURVIVORS[name]
@@ -271,7 +296,9 @@ REFUSED_CALLS = {
 }
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
+)
 def test_calls_that_leave_the_limits_are_refused(tree: Path) -> None:
     code = "import mmap, resource\n"
     for name, expression in REFUSED_CALLS.items():
@@ -281,9 +308,12 @@ def test_calls_that_leave_the_limits_are_refused(tree: Path) -> None:
     assert (outcome.output, outcome.returncode) == ("", 0)
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
+)
 def test_no_program_is_loaded_into_the_kernel_and_asking_for_support_goes_on(tree: Path) -> None:
-    """Filters of sockets and of system calls make kernel memory that no limit counts; each call is made once."""
+    """Filters of sockets and of system calls make kernel memory that no limit counts; each call is
+    made once."""
     code = """
 import errno, struct
 allow = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7fff0000))
@@ -294,7 +324,10 @@ with socket.socket() as sock:
 for given in (None, program):
     print(told(libc.syscall(317, 1, 0, given)), told(libc.prctl(22, 2, given)))
 """
-    assert python(tree, CALLS + code).output == "EPERM EPERM EPERM EPERM\nEFAULT EFAULT\nEACCES EACCES\n"
+    assert (
+        python(tree, CALLS + code).output
+        == "EPERM EPERM EPERM EPERM\nEFAULT EFAULT\nEACCES EACCES\n"
+    )
 
 
 def test_a_verdict_refuses_what_changes_another_process(tree: Path) -> None:
@@ -309,12 +342,17 @@ except OSError as error:
     print(error.strerror)
 os.kill(child, 9)
 """
-    said = [Sandbox(tree, limits=LIMITS, is_verdict=verdict).run(["python", "-c", code]).output for verdict in (0, 1)]
+    said = [
+        Sandbox(tree, limits=LIMITS, is_verdict=verdict).run(["python", "-c", code]).output
+        for verdict in (0, 1)
+    ]
     assert said == ["0\nRead-only file system\n", "-1\nRead-only file system\n"]
 
 
 @needs_groups
-def test_cpu_time_of_all_processes_together_is_limited(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_time_of_all_processes_together_is_limited(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("envs.swe.sandbox.supervise._CORES", 0.1)
     script = "for i in {1..1000}; do timeout 0.2 sh -c 'while :; do :; done'; done"
     outcome = Sandbox(tree, limits=replace(LIMITS, seconds=8)).run(["bash", "-c", script])
@@ -325,7 +363,9 @@ def test_cpu_time_of_all_processes_together_is_limited(tree: Path, monkeypatch: 
 def test_nothing_is_left_of_a_group(tree: Path) -> None:
     python(tree, "import os, time\nif os.fork() == 0: os.setsid(); time.sleep(60)")
     left = [
-        folder for parent in groups._parents().values() for folder in parent.glob(f"{process_folder().path.name}-*")
+        folder
+        for parent in groups._parents().values()
+        for folder in parent.glob(f"{process_folder().path.name}-*")
     ]
     assert not left
 
@@ -355,7 +395,9 @@ for flag in (0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000
 
 
 @pytest.mark.parametrize("has_image", [False, True])
-def test_sandboxes_side_by_side_do_not_share_their_number_of_processes(tmp_path: Path, has_image: bool) -> None:
+def test_sandboxes_side_by_side_do_not_share_their_number_of_processes(
+    tmp_path: Path, has_image: bool
+) -> None:
     image = make_image(tmp_path / "image", "bash", "sleep") if has_image else None
     limits = replace(LIMITS, processes=20)
 

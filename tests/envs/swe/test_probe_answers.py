@@ -1,4 +1,5 @@
-"""An answer that code under test could find where probes run does not count, however the test holds it."""
+"""An answer that code under test could find where probes run does not count, however the test holds
+it."""
 
 import pytest
 
@@ -125,7 +126,11 @@ def test_document():
     assert total([7000, 700, 53]) == 7753
 """
 FREE = "from shop import total\n\n\ndef test_free():\n    assert total([5000, 900, 17]) == 5917\n"
-FILES = {"shop.py": WRONG, "tests/__init__.py": "", "README.md": "For example, 7000 + 700 + 53 is 7753.\n"}
+FILES = {
+    "shop.py": WRONG,
+    "tests/__init__.py": "",
+    "README.md": "For example, 7000 + 700 + 53 is 7753.\n",
+}
 
 
 def _plan(fail: list[str]) -> str:
@@ -148,21 +153,31 @@ def _plan(fail: list[str]) -> str:
     return env.prepare()[1].note
 
 
-NAMES = [line.partition("(")[0].removeprefix("def ") for line in HELD.splitlines() if line.startswith("def test_")]
+NAMES = [
+    line.partition("(")[0].removeprefix("def ")
+    for line in HELD.splitlines()
+    if line.startswith("def test_")
+]
 NAMES.remove("test_other")
 
 
-def test_an_answer_that_an_object_or_a_file_holds_is_not_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_an_object_or_a_file_holds_is_not_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("envs.swe.verdict.calibration._some", ", ".join)
     tests = [f"tests/test_held.py::{name}" for name in NAMES]
     tests = [f"{test}[case0]" if "dataclass" in test else test for test in tests]
     with pytest.raises(ConfigError) as raised:
         _plan([*tests, "tests/test_free.py::test_free"])
     named = str(raised.value)
-    assert "no probe tells a solution from the unsolved tree in" in named and "test_free" not in named
+    assert (
+        "no probe tells a solution from the unsolved tree in" in named and "test_free" not in named
+    )
     assert [test for test in tests if test not in named] == []
 
 
 def test_the_share_of_absent_answers_is_told() -> None:
     note = _plan(["tests/test_free.py::test_free"])
-    assert note.startswith("1 of 1 assertions probed, 1 with an answer that is absent where they run (100 %)")
+    assert note.startswith(
+        "1 of 1 assertions probed, 1 with an answer that is absent where they run (100 %)"
+    )

@@ -1,4 +1,5 @@
-"""Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden test pays them."""
+"""Cheats that look for what hidden tests expect, forge reports or remember: no form of a hidden
+test pays them."""
 
 import pytest
 
@@ -38,7 +39,10 @@ def test_no_form_of_a_hidden_test_pays_a_cheat(name: str) -> None:
 @pytest.mark.slow
 def test_the_cheats_do_fool_the_tests_themselves() -> None:
     env = played(forms_options(), {})
-    runs = {name: ordinary_run(env, {"shop/bills.py": WRONG + code}) for name, code in PROBE_CHEATS.items()}
+    runs = {
+        name: ordinary_run(env, {"shop/bills.py": WRONG + code})
+        for name, code in PROBE_CHEATS.items()
+    }
     fooled = {name: len(green) for name, green in runs.items() if green}
     assert len(fooled) >= 24 and max(fooled.values()) >= 10, fooled
 
@@ -52,5 +56,7 @@ def test_an_honest_solution_is_paid_whatever_types_it_returns(name: str) -> None
 def test_folders_that_the_agent_adds_do_not_change_the_probes() -> None:
     """What counts as the package under test decides which side of an assertion is observed."""
     cheat = WRONG + PROBE_CHEATS["locals of the caller"]
-    assert _play(cheat, "mkdir pytest unittest tests2 math; touch fractions.txt").fail_to_pass == 0.0
+    assert (
+        _play(cheat, "mkdir pytest unittest tests2 math; touch fractions.txt").fail_to_pass == 0.0
+    )
     assert _play(RIGHT, "mkdir tests2 math").solved

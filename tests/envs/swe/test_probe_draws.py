@@ -1,4 +1,5 @@
-"""Tests that the agent can read are probed with other arguments too, unless the instance says otherwise."""
+"""Tests that the agent can read are probed with other arguments too, unless the instance says
+otherwise."""
 
 import json
 from pathlib import Path
@@ -35,7 +36,11 @@ def _paid(folder: Path, code: str, **change: object) -> bool:
     row = load_instances(str(options["instances"]))["shop_orders"].row()
     red = [test for test in ROW["FAIL_TO_PASS"] if "hidden" not in test]
     path = folder / "instances.json"
-    path.write_text(json.dumps([{**row, "test_patch": "", "FAIL_TO_PASS": red, "DRAW_ARGUMENTS": True, **change}]))
+    path.write_text(
+        json.dumps(
+            [{**row, "test_patch": "", "FAIL_TO_PASS": red, "DRAW_ARGUMENTS": True, **change}]
+        )
+    )
     verdict = played({**options, "instances": str(path)}, {"shop/orders.py": code}).verdict
     assert verdict is not None
     return verdict.solved

@@ -55,7 +55,9 @@ def _probes(folder: Path, text: str, **options: bool | int) -> tuple[str, ProbeF
     (folder / "tests").mkdir(exist_ok=True)
     (folder / "shop").mkdir(exist_ok=True)
     (folder / "tests" / "test_it.py").write_text(text)
-    files = probe_files(folder, lambda path: path.startswith("tests/"), frozenset({"shop"}), **options)  # pyright: ignore[reportArgumentType]
+    files = probe_files(
+        folder, lambda path: path.startswith("tests/"), frozenset({"shop"}), **options
+    )  # pyright: ignore[reportArgumentType]
     return files.texts["tests/test_it.py"], files
 
 
@@ -64,16 +66,27 @@ def test_no_expected_value_or_exception_is_left(tmp_path: Path) -> None:
     numbers = ("17", "22", "30", "26 + 5", " 41", "23", "14", "8.75", "19", "34")
     for expected in (*numbers, "12 items", "def bill", "ValueError"):
         assert expected not in text, expected
-    for given in ("[8, 9]", "[4, 7, 11]", "[5, 26]", "'ten'", "label(12)", "Order([6, 13])", "[16, 18]"):
+    for given in (
+        "[8, 9]",
+        "[4, 7, 11]",
+        "[5, 26]",
+        "'ten'",
+        "label(12)",
+        "Order([6, 13])",
+        "[16, 18]",
+    ):
         assert given in text, given
-    assert "test_local" not in text and files.renamed("tests/test_it.py::test_local") != "tests/test_it.py::test_local"
+    assert (
+        "test_local" not in text
+        and files.renamed("tests/test_it.py::test_local") != "tests/test_it.py::test_local"
+    )
 
 
 def test_what_the_package_may_have_changed_stays(tmp_path: Path) -> None:
     text, _ = _probes(
         tmp_path,
-        "from shop import fill\n\n\ndef test():\n    basket, want = {}, 1\n    other = 2\n    fill(basket)\n"
-        "    assert basket == {'a': 1}\n",
+        "from shop import fill\n\n\ndef test():\n    basket, want = {}, 1\n    other = 2\n    "
+        "fill(basket)\n    assert basket == {'a': 1}\n",
     )
     assert "basket, want = ({}, 1)" in text and "other" not in text
     assert "\n    fill(basket)\n" in text and "probe(0, lambda: basket)" in text
@@ -95,7 +108,10 @@ def test_a_generator_stays_one(tmp_path: Path) -> None:
 
 
 def test_both_versions_number_their_probes_alike(tmp_path: Path) -> None:
-    observing, with_expected = _probes(tmp_path, HIDDEN)[1], _probes(tmp_path, HIDDEN, with_expected=True)[1]
+    observing, with_expected = (
+        _probes(tmp_path, HIDDEN)[1],
+        _probes(tmp_path, HIDDEN, with_expected=True)[1],
+    )
     assert {n: p.operator for n, p in observing.probes.items()} == {
         n: p.operator for n, p in with_expected.probes.items()
     }
@@ -104,8 +120,9 @@ def test_both_versions_number_their_probes_alike(tmp_path: Path) -> None:
 def test_statements_of_a_block_that_raises_run_in_a_function(tmp_path: Path) -> None:
     text, _ = _probes(
         tmp_path,
-        "import pytest\nfrom shop import f\n\n\ndef test():\n    d = f()\n    with pytest.raises(KeyError) as caught:\n"
-        "        del d['a']\n    assert 'a' in str(caught.value)\n",
+        "import pytest\nfrom shop import f\n\n\ndef test():\n    d = f()\n    with "
+        "pytest.raises(KeyError) as caught:\n        del d['a']\n    assert 'a' in "
+        "str(caught.value)\n",
     )
     assert "KeyError" not in text and "caught = probe(0, step_0)" in text
 
@@ -132,9 +149,9 @@ def test_a_file_that_is_not_python_comes_out_empty(tmp_path: Path) -> None:
 def test_what_a_callback_asserts_is_not_claimed(tmp_path: Path) -> None:
     """The package decides how often it calls a callback, and in which order."""
     source = (
-        "from shop import f\n\n\ndef test():\n    n, k = 3, 0\n    def numbers():\n        for i in range(9):\n"
-        "            assert i <= n * k\n            assert f(i) == 7\n            yield i\n"
-        "    assert f(numbers(), n) == 4\n"
+        "from shop import f\n\n\ndef test():\n    n, k = 3, 0\n    def numbers():\n        for i "
+        "in range(9):\n            assert i <= n * k\n            assert f(i) == 7\n            "
+        "yield i\n    assert f(numbers(), n) == 4\n"
     )
     text, files = _probes(tmp_path, source)
     assert [p.operator for p in files.probes.values() if p.operator != "none"] == ["=="]

@@ -1,4 +1,5 @@
-"""The report on a repository's tests: the plugin that makes it, in a separate process, and how it is read."""
+"""The report on a repository's tests: the plugin that makes it, in a separate process, and how it
+is read."""
 
 import json
 import subprocess
@@ -55,17 +56,34 @@ print("TOLD", len(judge.collected), judge.outcomes)
 """
 
 
-def test_a_test_is_as_good_as_its_worst_phase_and_fails_as_expected_only_with_a_mark(tmp_path: Path) -> None:
+def test_a_test_is_as_good_as_its_worst_phase_and_fails_as_expected_only_with_a_mark(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TESTS)
     code = RUN.format(scripts=str(REPOSITORY / "envs" / "swe" / "verdict"))
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    words = {"marked_late": "xfailed", "gives_up": "skipped", "torn_down": "failed", "fine": "passed"}
-    assert f"TOLD 5 { {f'test_it.py::test_{name}': word for name, word in words.items()} }" in done.stdout
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    words = {
+        "marked_late": "xfailed",
+        "gives_up": "skipped",
+        "torn_down": "failed",
+        "fine": "passed",
+    }
+    assert (
+        f"TOLD 5 { {f'test_it.py::test_{name}': word for name, word in words.items()} }"
+        in done.stdout
+    )
 
 
 IT = "test_it.py::test_it"
-GREEN: dict[str, Any] = {"code": 0, "collected": [IT], "uncollectable": [], "outcomes": {IT: "passed"}}
+GREEN: dict[str, Any] = {
+    "code": 0,
+    "collected": [IT],
+    "uncollectable": [],
+    "outcomes": {IT: "passed"},
+}
 
 
 @pytest.mark.parametrize(
@@ -81,13 +99,19 @@ GREEN: dict[str, Any] = {"code": 0, "collected": [IT], "uncollectable": [], "out
         ([7, GREEN], "tampered"),
     ],
 )
-def test_a_report_that_the_script_did_not_write_does_not_count(records: list[object], reason: str) -> None:
+def test_a_report_that_the_script_did_not_write_does_not_count(
+    records: list[object], reason: str
+) -> None:
     report = b"".join(json.dumps(record).encode() + b"\n" for record in records)
     with pytest.raises(NotCounted, match=reason):
         read_report(Outcome(returncode=0, output="", report=report))
 
 
-@pytest.mark.parametrize(("outcome", "is_green"), [("passed", True), ("xfailed", True), ("skipped", False)])
+@pytest.mark.parametrize(
+    ("outcome", "is_green"), [("passed", True), ("xfailed", True), ("skipped", False)]
+)
 def test_expected_failures_are_green(outcome: str, is_green: bool) -> None:
     report = json.dumps({**GREEN, "outcomes": {IT: outcome}}).encode()
-    assert read_report(Outcome(returncode=0, output="", report=report)).green == frozenset([IT] * is_green)
+    assert read_report(Outcome(returncode=0, output="", report=report)).green == frozenset(
+        [IT] * is_green
+    )

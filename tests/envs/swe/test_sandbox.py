@@ -15,7 +15,9 @@ from envs.swe.sandbox.workspace import hand_over
 from tests.envs.swe.tiny_repository import needs_sandbox
 from tests.envs.users import as_a_user, open_way
 
-LIMITS = Limits(seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2)
+LIMITS = Limits(
+    seconds=20, memory_mb=400, processes=40, file_mb=4, tree_mb=16, tmp_mb=8, output_mb=2
+)
 
 
 def shell(tree: Path, script: str, **options: object) -> Outcome:
@@ -35,7 +37,9 @@ def test_a_command_runs_in_the_tree_and_tells_its_exit_status(tree: Path) -> Non
 
 
 def test_programs_find_the_name_and_home_of_their_user(tree: Path) -> None:
-    outcome = python(tree, "import pwd, os; print(pwd.getpwuid(os.getuid())[0::5], len(pwd.getpwall()))")
+    outcome = python(
+        tree, "import pwd, os; print(pwd.getpwuid(os.getuid())[0::5], len(pwd.getpwall()))"
+    )
     assert outcome.output == "('agent', '/tmp') 1\n", "and no user of the machine"
 
 
@@ -73,7 +77,9 @@ def test_nothing_outside_of_the_tree_can_be_written(tree: Path) -> None:
     outside = tree.parent / "outside"
     outside.write_text("safe")
     places = f"/x /usr/x /etc/x /dev/x /proc/x /root/x /home/x /var/x {sys.prefix}/x {outside} ../x /sys/x"
-    outcome = shell(tree, f"for f in {places}; do (echo bad > $f) 2>/dev/null && echo wrote $f; done; true")
+    outcome = shell(
+        tree, f"for f in {places}; do (echo bad > $f) 2>/dev/null && echo wrote $f; done; true"
+    )
     assert outcome.output == ""
     assert outside.read_text() == "safe"
     assert not [name for name in os.listdir("/") if name == "x"]
@@ -86,7 +92,9 @@ def test_files_of_the_machine_are_not_there(tree: Path) -> None:
     assert shell(tree, f"ls -d {' '.join(names)} {tree.parent} {readme} 2>/dev/null").output == ""
 
 
-def test_our_environment_variables_and_processes_are_not_there(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_environment_variables_and_processes_are_not_there(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "hunter2")
     outcome = shell(tree, "env; cat /proc/*/environ | tr '\\0' '\\n'; ls /proc | grep -c '^[0-9]'")
     assert "hunter2" not in outcome.output
@@ -104,18 +112,24 @@ def test_links_out_of_the_tree_lead_nowhere(tree: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["PATH", "LD_PRELOAD", "LD_LIBRARY_PATH"])
 def test_variables_of_the_task_reach_the_command_alone(tree: Path, variable: str) -> None:
-    """Programs and libraries that the agent plants must not run in the layers that build the sandbox."""
+    """Programs and libraries that the agent plants must not run in the layers that build the
+    sandbox."""
     plant = "#!/bin/bash\n{ cat /proc/self/uid_map; grep CapEff /proc/self/status; } >> /testbed/proof\n"
     for tool in ("bwrap", "setpriv", "prlimit", "setarch", "sh"):
         (tree / tool).write_text(f'{plant}exec /usr/bin/{tool} "$@"\n')
         (tree / tool).chmod(0o755)
     (tree / "libc.so.6").write_text("no library")
     hand_over(tree)
-    value = {"PATH": "/testbed:/usr/bin", "LD_PRELOAD": "/testbed/libc.so.6", "LD_LIBRARY_PATH": "/testbed"}[variable]
+    value = {
+        "PATH": "/testbed:/usr/bin",
+        "LD_PRELOAD": "/testbed/libc.so.6",
+        "LD_LIBRARY_PATH": "/testbed",
+    }[variable]
     box = Sandbox(tree, limits=LIMITS, variables=((variable, value),), fixed_addresses=True)
     outcome = box.run(["/bin/bash", "-c", f"echo ${variable}"])
     assert not (tree / "proof").exists()
-    # The dynamic linker of the command itself obeys the variables, and complains about the planted library.
+    # The dynamic linker of the command itself obeys the variables, and complains about the planted
+    # library.
     assert value in outcome.output or "libc.so.6" in outcome.output
 
 
@@ -137,7 +151,9 @@ def test_each_sandbox_has_a_user_of_its_own(tree: Path, tmp_path: Path) -> None:
 
 def test_no_rights_can_be_gained(tree: Path) -> None:
     outcome = shell(
-        tree, "grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs' /proc/self/status; unshare -Ur id; mount -t tmpfs x /tmp"
+        tree,
+        "grep -E 'Cap(Prm|Eff|Bnd)|NoNewPrivs' /proc/self/status; unshare -Ur id; mount -t tmpfs "
+        "x /tmp",
     )
     words = outcome.output.split()
     assert words[1::2][:4] == ["0" * 16] * 3 + ["1"]
@@ -231,7 +247,9 @@ def test_stdin_is_given_once_and_large_inputs_do_not_block(tree: Path) -> None:
     box = Sandbox(tree, limits=LIMITS)
     assert box.run(["wc", "-c"], stdin=data).output.strip() == "1000000"
     assert box.run(["true"], stdin=data).returncode == 0
-    assert box.run(["bash", "-c", "read fd; cat >&$fd"], b"hello", with_report=True).report == b"hello"
+    assert (
+        box.run(["bash", "-c", "read fd; cat >&$fd"], b"hello", with_report=True).report == b"hello"
+    )
 
 
 def test_a_process_sets_its_own_resource_limits_and_not_those_of_others(tree: Path) -> None:
@@ -248,7 +266,9 @@ os.kill(child, 9)
     assert Sandbox(tree, limits=LIMITS).run(["python", "-c", code]).output == "100\n"
 
 
-def test_a_missing_bubblewrap_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_bubblewrap_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name, path: None)
     find_tool.cache_clear()
     with pytest.raises(MissingDependencyError, match="apt-get install -y bubblewrap"):
@@ -275,5 +295,10 @@ def test_the_same_holds_where_we_are_not_root(tmp_path: Path) -> None:
 
     as_a_user(tmp_path, work)
     said = (tmp_path / "said").read_text()
-    assert said.startswith("60999\n") and said.count("Read-only") == 2 and "uid=0" not in said and "\n1024\n" in said
+    assert (
+        said.startswith("60999\n")
+        and said.count("Read-only") == 2
+        and "uid=0" not in said
+        and "\n1024\n" in said
+    )
     assert "temporarily unavailable" in said and (tmp_path / "tree" / "mine").exists()

@@ -1,4 +1,5 @@
-"""Small tasks made of released packages: how they are made, and that the real ones can be solved."""
+"""Small tasks made of released packages: how they are made, and that the real ones can be
+solved."""
 
 import hashlib
 import io
@@ -70,7 +71,9 @@ def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini
     instance, repository = small_instance("mini", mini, judge)
     assert (repository / "mini.py").read_text() == "def double(x):\n    return x * x\n"
     assert not (repository / "test_more.py").exists()
-    assert instance.pass_to_pass == ("test_mini.py::test_none",), "what is red as released is not required"
+    assert instance.pass_to_pass == ("test_mini.py::test_none",), (
+        "what is red as released is not required"
+    )
     assert instance.fail_to_pass == ("test_mini.py::test_one", "test_more.py::test_four")
     again, _ = small_instance("mini", mini, judge)
     assert again == instance
@@ -88,7 +91,9 @@ def test_another_archive_of_the_same_name_is_refused(mini: Path) -> None:
         small_instance("mini", mini, SWESettings().judge(""))
 
 
-def test_a_bug_that_does_not_fit_the_release_is_refused(mini: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_that_does_not_fit_the_release_is_refused(
+    mini: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = small_tasks.SMALL_TASKS["mini"].package
     broken = SmallTask(package, "mini.py", "x", "y", "", ("test_mini.py::test_one",))
     monkeypatch.setattr(small_tasks, "SMALL_TASKS", {"mini": broken})
@@ -96,12 +101,16 @@ def test_a_bug_that_does_not_fit_the_release_is_refused(mini: Path, monkeypatch:
         small_instance("mini", mini, SWESettings().judge(""))
 
 
-def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(tmp_path: Path, monkeypatch) -> None:
+def test_an_archive_that_cannot_be_fetched_names_the_place_to_put_it(
+    tmp_path: Path, monkeypatch
+) -> None:
     needs_sandbox()
     package = Package("mini", "1.0", "0" * 64)
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution\n")
     monkeypatch.setattr(subprocess, "run", lambda *args, **kwargs: failed)
-    with pytest.raises(EnvironmentFault, match=f"No matching distribution; put mini-1.0.tar.gz into {tmp_path}"):
+    with pytest.raises(
+        EnvironmentFault, match=f"No matching distribution; put mini-1.0.tar.gz into {tmp_path}"
+    ):
         small_tasks.released_tree(package, tmp_path)
 
 
@@ -128,7 +137,9 @@ def _play(name: str, *answers: str) -> SWEEnv:
 def test_every_real_task_pays_its_solution_and_nothing_else(name: str) -> None:
     """Exactly the tests that the task names are red."""
     instance = _real_env(name).instance
-    assert _play(name, call("run", command=f"git apply <<'END'\n{instance.patch}END")).verdict.solved
+    assert _play(
+        name, call("run", command=f"git apply <<'END'\n{instance.patch}END")
+    ).verdict.solved
     idle = _play(name)
     assert not idle.verdict.solved and idle.verdict.progression == 0.0
     assert set(instance.required) - ordinary_run(idle, {}) == set(instance.fail_to_pass)
@@ -139,7 +150,9 @@ def test_every_real_task_pays_its_solution_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL_TASKS)
 def test_a_cheat_on_a_real_task_is_not_paid(name: str) -> None:
     code = CHEATS["tests emptied once their module is imported"][0]
-    cheated = _play(name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND"))
+    cheated = _play(
+        name, call("run", command=f"cat >> {SMALL_TASKS[name].path} <<'END'\n{code}\nEND")
+    )
     assert not cheated.verdict.solved and "not at hand" in cheated.verdict.reason
 
 

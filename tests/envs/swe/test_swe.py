@@ -35,27 +35,54 @@ def test_a_reader_editor_and_tester_solves_the_task_and_is_paid_once() -> None:
     assert "    2      return sum(prices[1:])" in act(env, call("view", path="shop/prices.py"))
     assert "shop/prices.py:2:" in act(env, call("search", pattern=r"sum\(prices"))
     assert "1 failed" in act(env, call("run_tests"))
-    shown = act(env, call("edit", path="shop/prices.py", old="prices[1:]", new="prices") + call("run_tests"))
+    shown = act(
+        env, call("edit", path="shop/prices.py", old="prices[1:]", new="prices") + call("run_tests")
+    )
     assert "changed at line 2" in shown and "5 passed" in shown and " in 0" not in shown
     _, done, info = env.step("THINK: that is it.\nACTION: submit")
     assert done and info["terminated"] and not info["truncated"]
     assert info["reward"] == info["progression"] == 1.0 and env.verdict.solved
-    assert info["metrics"] == {"tool_calls": 1.0, "tool_failures": 0.0, "fail_to_pass": 1.0, "pass_to_pass": 1.0}
+    assert info["metrics"] == {
+        "tool_calls": 1.0,
+        "tool_failures": 0.0,
+        "fail_to_pass": 1.0,
+        "pass_to_pass": 1.0,
+    }
     with pytest.raises(EpisodeOverError):
         env.step("submit")
 
 
 def test_breaking_a_green_test_costs_the_reward() -> None:
     env = tiny_env()
-    act(env, call("create", path="shop/prices.py", text=WRONG.replace("[1:]", "") + DISCOUNT.replace("100", "99")))
+    act(
+        env,
+        call(
+            "create",
+            path="shop/prices.py",
+            text=WRONG.replace("[1:]", "") + DISCOUNT.replace("100", "99"),
+        ),
+    )
     info = env.step("submit")[2]
-    assert info["reward"] == 0.0 and info["metrics"]["fail_to_pass"] == 1.0 and info["progression"] == 0.6
+    assert (
+        info["reward"] == 0.0
+        and info["metrics"]["fail_to_pass"] == 1.0
+        and info["progression"] == 0.6
+    )
 
 
 def test_hidden_tests_and_the_solution_are_nowhere_in_the_agents_tree() -> None:
     env = tiny_env()
-    shown = act(env, call("run", command="git log --all --stat; find . -name '*hidden*'; grep -rn generators . ; ls /"))
-    assert "hidden" not in shown.replace("'*hidden*'", "").replace("grep -rn", "") and "judge" not in shown
+    shown = act(
+        env,
+        call(
+            "run",
+            command="git log --all --stat; find . -name '*hidden*'; grep -rn generators . ; ls /",
+        ),
+    )
+    assert (
+        "hidden" not in shown.replace("'*hidden*'", "").replace("grep -rn", "")
+        and "judge" not in shown
+    )
 
 
 @pytest.mark.parametrize("judged", [True, False])
@@ -147,9 +174,13 @@ def test_an_episode_can_be_played_again_with_the_same_outcome() -> None:
     answers = [
         "nothing",
         call("run_tests"),
-        call("run", command="python -c 'print(object(), hash(\"a\"))'; find . -name '*.py' | sort; id; pwd"),
+        call(
+            "run",
+            command="python -c 'print(object(), hash(\"a\"))'; find . -name '*.py' | sort; id; pwd",
+        ),
         call("search", pattern="def "),
-        call("edit", path="shop/prices.py", old="prices[1:]", new="prices") + call("run", command="git diff"),
+        call("edit", path="shop/prices.py", old="prices[1:]", new="prices")
+        + call("run", command="git diff"),
         "submit",
     ]
     traces = []

@@ -75,7 +75,9 @@ FITS = [
 
 
 @pytest.mark.parametrize(("how", "reported", "expected", "right"), FITS)
-def test_reports_are_compared_as_the_assertion_does(how: str, reported: Any, expected: Any, right: bool) -> None:
+def test_reports_are_compared_as_the_assertion_does(
+    how: str, reported: Any, expected: Any, right: bool
+) -> None:
     assert fits(how, "", told(value=encode(reported)), encode(expected)) is right
 
 
@@ -94,7 +96,9 @@ def test_an_exception_fits_by_its_bases_by_the_tests_name_and_by_its_message() -
     assert not fits("==", "", report, encode(3))
 
 
-def test_a_message_that_takes_a_pattern_for_ever_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_takes_a_pattern_for_ever_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(values, "_SEARCH_S", 0.5)
     report = told(raised=["builtins.ValueError"], message="a" * 1000 + "!")
     assert not fits("raises", "ValueError", report, encode((ValueError, r"(a+)+$")))

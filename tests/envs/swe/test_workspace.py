@@ -1,4 +1,5 @@
-"""The folders of a process and its episodes: closing does not wait for the disk, and nothing stays behind."""
+"""The folders of a process and its episodes: closing does not wait for the disk, and nothing stays
+behind."""
 
 import os
 import subprocess
@@ -56,7 +57,8 @@ def test_a_tree_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
 
 
 def test_a_closed_folder_is_opened_and_the_files_in_it_keep_their_rights(tmp_path: Path) -> None:
-    """A file may have another name outside of the tree; root needs no rights, so `rm` is made to fail once."""
+    """A file may have another name outside of the tree; root needs no rights, so `rm` is made to
+    fail once."""
     tree, kept, tools = tmp_path / "tree", tmp_path / "kept", tmp_path / "tools"
     tree.mkdir()
     tools.mkdir()
@@ -64,7 +66,9 @@ def test_a_closed_folder_is_opened_and_the_files_in_it_keep_their_rights(tmp_pat
     kept.chmod(0o444)
     os.link(kept, tree / "file")
     failed = tools / "failed"
-    (tools / "rm").write_text(f'#!/bin/sh\n[ -e {failed} ] && exec /bin/rm "$@"\ntouch {failed}; exit 1\n')
+    (tools / "rm").write_text(
+        f'#!/bin/sh\n[ -e {failed} ] && exec /bin/rm "$@"\ntouch {failed}; exit 1\n'
+    )
     (tools / "rm").chmod(0o755)
     tree.chmod(0o555)
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +85,9 @@ def test_close_takes_a_tree_away_without_waiting_for_its_removal(
     removal = f'case "$1" in *first*) until [ -e {go} ]; do sleep 0.05; done;; esac; rm -rf -- "$1"'
     monkeypatch.setattr(folders, "_REMOVE", removal)
     monkeypatch.setattr(folders, "process_folder", lambda: owner)
-    monkeypatch.setattr(folders.uuid, "uuid4", lambda: SimpleNamespace(hex=f"first{len(os.listdir(owner.path))}"))
+    monkeypatch.setattr(
+        folders.uuid, "uuid4", lambda: SimpleNamespace(hex=f"first{len(os.listdir(owner.path))}")
+    )
     for number in range(folders._MAX_REMOVING):
         workspace = Workspace(lambda tree: tree.mkdir())
         workspace.close()
@@ -95,7 +101,9 @@ def test_close_takes_a_tree_away_without_waiting_for_its_removal(
 
 
 @pytest.mark.parametrize("end", ["", "os.fork() or os._exit(0); os.wait()", "raise SystemExit(3)"])
-def test_nothing_stays_behind_when_the_process_ends_during_the_removal(tmp_path: Path, end: str) -> None:
+def test_nothing_stays_behind_when_the_process_ends_during_the_removal(
+    tmp_path: Path, end: str
+) -> None:
     code = f"""{FILL}
 from envs.swe.sandbox.workspace import Workspace
 trees = [Workspace(lambda tree: (tree.mkdir(), fill(tree))) for _ in range(2)]
@@ -105,12 +113,16 @@ kept = Workspace(lambda tree: (tree.mkdir(), fill(tree)))
 {end}
 """
     variables = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=variables, cwd=Path(__file__).parents[3], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=variables, cwd=Path(__file__).parents[3], check=False
+    )
     assert done.returncode == (3 if "SystemExit" in end else 0)
     assert not os.listdir(tmp_path)
 
 
-def test_a_tree_is_removed_by_a_user_without_rights_however_deep_its_closed_folders_are(tmp_path: Path) -> None:
+def test_a_tree_is_removed_by_a_user_without_rights_however_deep_its_closed_folders_are(
+    tmp_path: Path,
+) -> None:
     open_way(tmp_path)
 
     def make_and_remove() -> None:

@@ -96,7 +96,8 @@ ROW = {
 
 
 def write_repository(name: str, files: dict[str, str], row: dict[str, Any]) -> dict[str, Any]:
-    """Make a repository and a file with one instance of it; return the `env:` mapping that plays it."""
+    """Make a repository and a file with one instance of it; return the `env:` mapping that plays
+    it."""
     folder = Path(tempfile.mkdtemp(prefix="slime-verlog-test-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     repository = folder / name
@@ -115,12 +116,14 @@ def write_repository(name: str, files: dict[str, str], row: dict[str, Any]) -> d
 
 @functools.cache
 def tiny_options() -> dict[str, Any]:
-    """The `env:` mapping that plays the task; the repository is made once for the whole test run."""
+    """The `env:` mapping that plays the task; the repository is made once for the whole test
+    run."""
     return write_repository("shop", FILES, ROW)
 
 
 def played(options: Mapping[str, Any], files: Mapping[str, str], *commands: str) -> SWEEnv:
-    """The environment of the only instance of `options` after the commands, with these files, and submitted."""
+    """The environment of the only instance of `options` after the commands, with these files, and
+    submitted."""
     needs_sandbox()
     (task,) = load_instances(options["instances"])
     env: Any = build_env_from("envs.swe", {"task": task, "seed": 0}, options)
@@ -139,7 +142,8 @@ def tiny_instance() -> Instance:
 
 
 def tiny_env(**options: Any) -> SWEEnv:
-    """The environment, reset; `options` go over the usual ones. Skips where the sandbox cannot run."""
+    """The environment, reset; `options` go over the usual ones. Skips where the sandbox cannot
+    run."""
     needs_sandbox()
     env: Any = build_env_from("envs.swe", {"task": TASK, "seed": 0}, {**tiny_options(), **options})
     env.reset()
@@ -147,7 +151,8 @@ def tiny_env(**options: Any) -> SWEEnv:
 
 
 def ordinary_run(env: SWEEnv, files: Mapping[str, str]) -> frozenset[str]:
-    """The required tests that are green as they are, on the unsolved tree with some `files` of the agent."""
+    """The required tests that are green as they are, on the unsolved tree with some `files` of the
+    agent."""
 
     def build(target: Path) -> None:
         build_tree(target, env._pristine, env.instance.test_patch)
@@ -161,7 +166,8 @@ def ordinary_run(env: SWEEnv, files: Mapping[str, str]) -> frozenset[str]:
 
 
 def needs_sandbox() -> None:
-    """Skip the test where bubblewrap is missing or may not make namespaces; the sentence says what to do."""
+    """Skip the test where bubblewrap is missing or may not make namespaces; the sentence says what
+    to do."""
     try:
         check_machine(Path(sys.executable))
     except (MissingDependencyError, EnvironmentFault) as error:

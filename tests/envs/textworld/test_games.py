@@ -25,7 +25,10 @@ class Builder:
 
 def test_workers_that_want_one_game_at_once_build_it_once(tmp_path: Path) -> None:
     build = Builder(seconds=0.05)
-    threads = [threading.Thread(target=lambda: GameCache(tmp_path, 1.0).fetch("a", build)) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: GameCache(tmp_path, 1.0).fetch("a", build))
+        for _ in range(8)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip(
-    "textworld", reason="TextWorld needs textworld; pip install 'slime-verlog[text-games]' enables this test"
+    "textworld",
+    reason="TextWorld needs textworld; pip install 'slime-verlog[text-games]' enables this test",
 )
 
 from envs import textworld
@@ -40,7 +41,11 @@ def test_the_expert_wins_and_every_kind_of_reward_adds_up_to_one(task: str, rewa
     env.reset()
     infos = play_expert(env)
     assert all(info["valid_action"] for info in infos)
-    assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (True, False, 1.0)
+    assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (
+        True,
+        False,
+        1.0,
+    )
     assert sum(info["reward"] for info in infos) == pytest.approx(1.0)
     paid = [info["reward"] > 0 for info in infos]
     if reward == "sparse":
@@ -63,7 +68,12 @@ def test_dense_reward_is_taken_back_for_steps_away_and_still_adds_up_to_one() ->
     env = build("coin_collector", reward="dense")
     env.reset()
     there = textworld.expert_action(env)
-    back = {"go north": "go south", "go south": "go north", "go east": "go west", "go west": "go east"}[there]
+    back = {
+        "go north": "go south",
+        "go south": "go north",
+        "go east": "go west",
+        "go west": "go east",
+    }[there]
     rewards = [env.step(command)[2]["reward"] for command in (there, back, "look", there, back)]
     assert rewards[0] > 0 and rewards[1] == -rewards[0] == -rewards[3] and rewards[2] == 0
     assert sum(rewards) + sum(info["reward"] for info in play_expert(env)) == pytest.approx(1.0)
@@ -72,7 +82,14 @@ def test_dense_reward_is_taken_back_for_steps_away_and_still_adds_up_to_one() ->
 def test_the_expert_finds_its_way_from_wherever_the_agent_went() -> None:
     env = build("simple")
     env.reset()
-    for command in ("look", "open chest drawer", "close chest drawer", "open antique trunk", "dance", "inventory"):
+    for command in (
+        "look",
+        "open chest drawer",
+        "close chest drawer",
+        "open antique trunk",
+        "dance",
+        "inventory",
+    ):
         env.step(command)
     assert play_expert(env)[-1]["progression"] == 1.0
 
@@ -94,7 +111,15 @@ def test_losing_a_game_terminates_it_without_the_win() -> None:
     assert info["reward"] == 0.0 and info["progression"] < 1.0 and info["metrics"]["lost"] == 1.0
 
 
-INTERPRETER_COMMANDS = ["save", "restart", "script_on", "undo", "verbose", "tw-print", "restrict_commands"]
+INTERPRETER_COMMANDS = [
+    "save",
+    "restart",
+    "script_on",
+    "undo",
+    "verbose",
+    "tw-print",
+    "restrict_commands",
+]
 
 
 @pytest.mark.parametrize("command", INTERPRETER_COMMANDS)
@@ -107,16 +132,28 @@ def test_commands_to_the_interpreter_never_reach_it(
     files = sorted(os.listdir(env._game_file().parent))
     first = env.step("look")[0]
     observation, done, info = env.step(command.replace("_", " "))
-    assert (info["valid_action"], info["executed_action"], info["reward"], done) == (False, "look", -0.1, False)
+    assert (info["valid_action"], info["executed_action"], info["reward"], done) == (
+        False,
+        "look",
+        -0.1,
+        False,
+    )
     assert observation == first
     assert os.listdir(tmp_path) == [] and sorted(os.listdir(env._game_file().parent)) == files
 
 
 @pytest.mark.parametrize("task", ["custom", "simple"])
-def test_every_listed_command_works_and_is_shown_with_the_current_observation_only(task: str) -> None:
+def test_every_listed_command_works_and_is_shown_with_the_current_observation_only(
+    task: str,
+) -> None:
     env = build(task, admissible_commands=True)
     text = env.reset()["text"]
-    listed = text["short_term_context"].removeprefix("Commands that work now: ").removesuffix(".").split(", ")
+    listed = (
+        text["short_term_context"]
+        .removeprefix("Commands that work now: ")
+        .removesuffix(".")
+        .split(", ")
+    )
     assert "look" in listed and text["long_term_context"].startswith("-=")
     assert list(env.actions) == listed
     for command in listed:
@@ -144,7 +181,9 @@ def test_recipes_that_differ_never_share_a_game() -> None:
     others = [make_recipe("custom", 1, "brief", {}), make_recipe("custom", 0, "detailed", {})]
     others.append(make_recipe("custom", 0, "brief", {"rooms": 4}))
     assert len({recipe.key("1.8.0"), *(one.key("1.7.0") for one in (recipe, *others))}) == 5
-    assert make_recipe("custom", 0, "brief", {"rooms": 3, "objects": None}).key("1.7.0") == recipe.key("1.7.0")
+    assert make_recipe("custom", 0, "brief", {"rooms": 3, "objects": None}).key(
+        "1.7.0"
+    ) == recipe.key("1.7.0")
 
 
 def test_seeds_fold_into_the_wanted_number_of_games_but_held_out_ones_stay_apart() -> None:

@@ -18,20 +18,25 @@ class Moves(enum.IntEnum):
 class Corridor(gymnasium.Env):
     """A corridor with a door at a random place; the agent wins there, and falls off at the start.
 
-    `shape` is how it shows its text: `plain`, `dict`, `balrog` (two parts) or `array` (no text at all).
+    `shape` is how it shows its text: `plain`, `dict`, `balrog` (two parts) or `array` (no text at
+    all).
     """
 
     actions = Moves
     action_space = spaces.Discrete(3)
 
-    def __init__(self, shape: str = "plain", length: int = 8, level: str = "", render_mode: str | None = None) -> None:
+    def __init__(
+        self, shape: str = "plain", length: int = 8, level: str = "", render_mode: str | None = None
+    ) -> None:
         self.shape, self.length, self.level, self.render_mode = shape, length, level, render_mode
         text = spaces.Text(200, charset=string.printable)
         self.observation_space = {
             "plain": text,
             "dict": spaces.Dict({"view": text, "clock": spaces.Discrete(100)}),
             "two_texts": spaces.Dict({"view": text, "sound": text}),
-            "balrog": spaces.Dict({"text": spaces.Dict({"long_term_context": text, "short_term_context": text})}),
+            "balrog": spaces.Dict(
+                {"text": spaces.Dict({"long_term_context": text, "short_term_context": text})}
+            ),
             "array": spaces.Box(0, length, (2,)),
         }[shape]
         self.closed = 0
@@ -60,7 +65,9 @@ class Corridor(gymnasium.Env):
             "plain": text,
             "dict": {"view": text, "clock": self.clock},
             "two_texts": {"view": text, "sound": "silence"},
-            "balrog": {"text": {"long_term_context": text, "short_term_context": f"turn {self.clock}"}},
+            "balrog": {
+                "text": {"long_term_context": text, "short_term_context": f"turn {self.clock}"}
+            },
             "array": np.array([self.place, self.door], dtype=np.float32),
         }[self.shape]
 

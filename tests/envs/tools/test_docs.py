@@ -23,7 +23,9 @@ def test_the_examples_load_and_run(tmp_path: Path) -> None:
     config, _ = map(yaml.safe_load, blocks("yaml"))
     options = config["env"] | {"data": str(tmp_path / "questions.jsonl")}
     options["tools"] = [str(tmp_path / "my_tools.py"), str(tmp_path / "state.py")]
-    env = build_env_from(config["rollout_interaction_env_path"], {"task": config["tasks"][0], "seed": 0}, options)
+    env = build_env_from(
+        config["rollout_interaction_env_path"], {"task": config["tasks"][0], "seed": 0}, options
+    )
     assert env.reset()["obs_str"] == "50 F?\n\nThe notebook is empty."
     observation, *_ = env.step(call("celsius", fahrenheit=50) + call("notebook", line="ten"))
     assert observation["obs_str"] == "celsius: 10.0\n\nnotebook: 1 lines"

@@ -38,7 +38,9 @@ def in_a_thread(test: Any) -> None:
         threads.submit(test).result()
 
 
-def test_a_tool_in_a_thread_that_hangs_is_left_and_the_next_call_has_another_thread(hanging: Any) -> None:
+def test_a_tool_in_a_thread_that_hangs_is_left_and_the_next_call_has_another_thread(
+    hanging: Any,
+) -> None:
     def test() -> None:
         place = ToolPlace()
         with pytest.raises(ToolTimeout, match="did not end"):
@@ -66,11 +68,16 @@ def test_a_tool_that_keeps_hanging_is_not_called_until_its_calls_end(hanging: An
     in_a_thread(test)
 
 
-def test_async_tools_go_on_beside_one_that_blocks_their_loop(hanging: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_async_tools_go_on_beside_one_that_blocks_their_loop(
+    hanging: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(execution_module, "STUCK_S", 0.2)
     monkeypatch.setattr(execution_module, "DRAIN_S", 0.1)
     before = threading.active_count()
-    for function, arguments in ((toolbox.hang_async, {"block": True}), (toolbox.hang_async, {"block": False})):
+    for function, arguments in (
+        (toolbox.hang_async, {"block": True}),
+        (toolbox.hang_async, {"block": False}),
+    ):
         with pytest.raises(ToolTimeout, match="did not end"):
             run_bounded("blocker", function, arguments, 0.25)
         assert run_bounded("later", toolbox.later, {"word": "hi"}, 60) == "HI"
@@ -82,7 +89,8 @@ def test_async_tools_go_on_beside_one_that_blocks_their_loop(hanging: Any, monke
 
 
 class Bound(Tool):
-    """State that belongs to the thread that made it, and a signal handler where signals are possible."""
+    """State that belongs to the thread that made it, and a signal handler where signals are
+    possible."""
 
     def create(self, episode: ToolEpisode) -> None:
         self.db = sqlite3.connect(":memory:")
@@ -123,7 +131,10 @@ def play_with(tool: type[Bound]) -> tuple[list[Any], threading.Thread]:
     session.create(ToolEpisode("task", 0))
     name = make_tool(tool).name
     thread = session._live[name].threads[0]  # type: ignore[attr-defined]
-    shown = [session.run(Call(name, {"sql": f"select {n}"}), time.monotonic() + 60).text for n in range(20)]
+    shown = [
+        session.run(Call(name, {"sql": f"select {n}"}), time.monotonic() + 60).text
+        for n in range(20)
+    ]
     shown.append(session.reward())
     session.release()
     return [*shown, dict(session.counts)], thread
@@ -152,12 +163,16 @@ def test_a_tool_with_one_async_method_runs_wholly_on_the_event_loop() -> None:
     assert shown == EXPECTED and thread.name == "tool-loop"
 
 
-async def test_beside_a_running_event_loop_as_playwright_leaves_one_the_tools_have_their_own_thread() -> None:
+async def test_beside_a_running_event_loop_as_playwright_leaves_one_the_tools_have_their_own_thread() -> (
+    None
+):
     shown, thread = play_with(Bound)
     assert shown == EXPECTED and thread.name == "tools"
 
 
-def test_a_tool_in_the_main_thread_that_hangs_is_interrupted_and_the_same_thread_goes_on(hanging: Any) -> None:
+def test_a_tool_in_the_main_thread_that_hangs_is_interrupted_and_the_same_thread_goes_on(
+    hanging: Any,
+) -> None:
     def waits_for_good() -> None:
         try:
             toolbox.release.wait(60)

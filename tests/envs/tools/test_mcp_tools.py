@@ -1,4 +1,5 @@
-"""Tools of MCP servers, played with real servers: results, failures, restarts, and what is left running."""
+"""Tools of MCP servers, played with real servers: results, failures, restarts, and what is left
+running."""
 
 import contextlib
 import json
@@ -32,7 +33,9 @@ SERVER = [sys.executable, str(ROOT / "tests/fixtures/mcp_server.py")]
 
 
 def options(timeout_s: float | None = None, **mcp: Any) -> dict[str, Any]:
-    entry: dict[str, Any] = {"mcp": mcp if "url" in mcp or "command" in mcp else {"command": SERVER, **mcp}}
+    entry: dict[str, Any] = {
+        "mcp": mcp if "url" in mcp or "command" in mcp else {"command": SERVER, **mcp}
+    }
     return {
         "max_steps": 80,
         "data": [{"question": "Well?"}],
@@ -63,7 +66,11 @@ def servers() -> list[psutil.Process]:
 
 def test_schemas_texts_and_pictures_come_from_the_server_and_errors_are_observations() -> None:
     env = started(prefix="my_", include=["add", "paint", "misbehave"])
-    assert [tool["function"]["name"] for tool in env.tools] == ["my_add", "my_paint", "my_misbehave"]
+    assert [tool["function"]["name"] for tool in env.tools] == [
+        "my_add",
+        "my_paint",
+        "my_misbehave",
+    ]
     assert env.tools[0]["function"]["description"] == "Add two numbers."
     assert shown(env, call("my_add", a=1, b=2)) == ("my_add: 3", {"tool_calls": 1.0})
     observation, *_ = env.step(call("my_paint", colour="red"))
@@ -74,7 +81,9 @@ def test_schemas_texts_and_pictures_come_from_the_server_and_errors_are_observat
     text, metrics = shown(env, call("my_misbehave", how="megabyte"))
     assert len(text) < 8100 and "characters left out" in text and metrics["tool_errors"] == 1
     text, metrics = shown(env, call("my_add", a="one"))
-    assert "is not of type 'integer'" in text and metrics["tool_calls"] == 4, "the schema was checked here"
+    assert "is not of type 'integer'" in text and metrics["tool_calls"] == 4, (
+        "the schema was checked here"
+    )
 
 
 PAIR = {"type": "array", "items": [{"type": "integer"}, {"type": "string"}]}
@@ -107,8 +116,12 @@ def test_a_server_that_dies_costs_the_episode_and_the_next_one_has_a_server_agai
     assert shown(env, call("add", a=1))[0] == "add: 1"
 
 
-def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "ANSWER_S", 1.5)  # longer than a call, as it is for short time limits
+def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        connection_module, "ANSWER_S", 1.5
+    )  # longer than a call, as it is for short time limits
     env = started(timeout_s=1.0)
     text, metrics = shown(env, call("misbehave", how="hang"))
     assert "did not end within 1 s" in text and metrics["tool_timeouts"] == 1
@@ -121,7 +134,10 @@ def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    [("change", "changed the arguments of"), pytest.param("drop", "no longer has", marks=pytest.mark.slow)],
+    [
+        ("change", "changed the arguments of"),
+        pytest.param("drop", "no longer has", marks=pytest.mark.slow),
+    ],
 )
 def test_a_server_whose_tools_change_faults_the_next_episode(how: str, words: str) -> None:
     env = started(prefix=f"{how}_")
@@ -130,7 +146,9 @@ def test_a_server_whose_tools_change_faults_the_next_episode(how: str, words: st
         started(prefix=f"{how}_")
 
 
-def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never_lost_silently() -> None:
+def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never_lost_silently() -> (
+    None
+):
     before = len(servers())
     first, second = started(scope="episode"), started(scope="episode")
     assert shown(first, call("remember", word="one"))[0] == "remember: one"
@@ -152,7 +170,8 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
 
 @pytest.mark.parametrize("ends", some([True, False], [False]))
 def test_what_a_server_started_ends_with_it(ends: bool, tmp_path: Path) -> None:
-    """A child in a session of its own, of a server that ends when it is told to, and of one that does not."""
+    """A child in a session of its own, of a server that ends when it is told to, and of one that
+    does not."""
     mark = tmp_path / "pid"
     program = f"""
 import runpy, signal, subprocess, sys, threading
@@ -198,7 +217,9 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.parametrize("scope", some(["worker", "episode"], ["worker"]))
-def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(port: int, scope: str) -> None:
+def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(
+    port: int, scope: str
+) -> None:
     server = serve(port)
     env = started(url=f"http://127.0.0.1:{port}/mcp", scope=scope)
     assert shown(env, call("add", a=1, b=2))[0] == "add: 3"
@@ -217,7 +238,9 @@ def spec(**keywords: Any) -> EnvSpec:
     return EnvSpec("envs.tools", {"task": "any", "seed": 0}, options(**keywords))
 
 
-async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> None:
+async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> (
+    None
+):
     pool = EnvPool(config("process"))
     session = await pool.open(spec(scope="episode"))
     await session.step(call("remember", word="one"))
@@ -247,7 +270,9 @@ def test_servers_end_with_the_process_that_started_them() -> None:
         f"envs.tools.load_tools([{{'mcp': {{'command': {SERVER!r}}}}}])\n"
         "print(*guard.descendants(os.getpid()))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     pids = list(map(int, done.stdout.split()))
     assert (done.returncode, done.stderr) == (0, "") and pids
     deadline = time.monotonic() + 60

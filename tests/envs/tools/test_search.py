@@ -13,8 +13,14 @@ from envs.tools.search import CorpusIndex
 from tests.envs.tools.test_tool_env import call
 
 PASSAGES = [
-    {"title": "Geyser", "text": "A geyser throws hot water into the air. Strokkur erupts every ten minutes."},
-    {"title": "Volcano", "text": "A volcano is a rupture in the crust; lava, ash and gases escape."},
+    {
+        "title": "Geyser",
+        "text": "A geyser throws hot water into the air. Strokkur erupts every ten minutes.",
+    },
+    {
+        "title": "Volcano",
+        "text": "A volcano is a rupture in the crust; lava, ash and gases escape.",
+    },
     {"title": "Glacier", "text": "A glacier is a body of ice that moves under its own weight."},
     {"title": "Ice cream", "text": "Ice cream is a frozen dessert."},
 ]
@@ -64,7 +70,9 @@ def test_a_corpus_that_is_older_or_of_another_size_makes_the_index_stale(tmp_pat
     corpus = write(tmp_path / "w.jsonl", "New", now)
     assert titles(corpus, "canyon") == ["New"]
     write(corpus, "Old", now - 10**12)
-    assert titles(corpus, "canyon") == ["Old"], "an older file that was moved there is another corpus"
+    assert titles(corpus, "canyon") == ["Old"], (
+        "an older file that was moved there is another corpus"
+    )
     write(corpus, "Longer", now - 10**12)
     assert titles(corpus, "canyon") == ["Longer"]
     before = (tmp_path / "w.jsonl.fts5").stat()
@@ -89,9 +97,16 @@ def test_a_damaged_index_is_rebuilt(corpus: Path, how: str) -> None:
 
 
 def test_the_model_searches_and_reads(corpus: Path) -> None:
-    tools = [{"path": "envs.tools.search:Search", "config": {"corpus": str(corpus), "top_k": 1, "passage_chars": 20}}]
+    tools = [
+        {
+            "path": "envs.tools.search:Search",
+            "config": {"corpus": str(corpus), "top_k": 1, "passage_chars": 20},
+        }
+    ]
     data = [{"question": "Which geyser erupts often?", "answer": "Strokkur"}]
-    env = build_env_from("envs.tools", {"task": "q", "seed": 0}, {"tools": tools, "data": data, "grader": "exact"})
+    env = build_env_from(
+        "envs.tools", {"task": "q", "seed": 0}, {"tools": tools, "data": data, "grader": "exact"}
+    )
     env.reset()
     assert env.tools[0]["function"]["name"] == "search"
     observation, _, info = env.step(call("search", query="geyser"))
@@ -102,7 +117,10 @@ def test_the_model_searches_and_reads(corpus: Path) -> None:
 
 
 def test_corpora_that_share_an_index_file_do_not_mix(tmp_path: Path) -> None:
-    corpora = [write(tmp_path / "v.jsonl", "First", 10**18), write(tmp_path / "w.jsonl", "Other", 10**18)]
+    corpora = [
+        write(tmp_path / "v.jsonl", "First", 10**18),
+        write(tmp_path / "w.jsonl", "Other", 10**18),
+    ]
     first, second = (CorpusIndex(corpus, tmp_path / "shared") for corpus in corpora)
     first.ensure()
     second.ensure()

@@ -1,4 +1,5 @@
-"""The tool environment: calls run, results shown, final answers graded, and nothing that a tool does stops it."""
+"""The tool environment: calls run, results shown, final answers graded, and nothing that a tool
+does stops it."""
 
 import json
 from pathlib import Path
@@ -39,9 +40,19 @@ def test_a_call_runs_and_its_result_is_shown_in_both_histories() -> None:
     answer = "I add them.\n" + call("add", a=2, b=3)
     observation, done, info = env.step(answer)
     assert not done and info["valid_action"] and info["reward"] == 0.0
-    assert env.format_observation(observation) == [{"role": "tool", "content": "5", "tool_call_id": "call00100"}]
-    assert observation["text"] == {"long_term_context": "add: 5", "short_term_context": "What is 2 + 3?"}
-    assert answer[slice(*info["action_span"])] == info["action"] == info["executed_action"] == call("add", a=2, b=3)
+    assert env.format_observation(observation) == [
+        {"role": "tool", "content": "5", "tool_call_id": "call00100"}
+    ]
+    assert observation["text"] == {
+        "long_term_context": "add: 5",
+        "short_term_context": "What is 2 + 3?",
+    }
+    assert (
+        answer[slice(*info["action_span"])]
+        == info["action"]
+        == info["executed_action"]
+        == call("add", a=2, b=3)
+    )
     observation, done, info = env.step("So the answer is: 5")
     assert done and info["terminated"] and info["reward"] == info["progression"] == 1.0
     assert info["executed_action"] == info["action"] == "5"
@@ -56,7 +67,9 @@ def test_several_calls_run_in_order_with_one_message_each() -> None:
     messages = env.format_observation(observation)
     assert [m["content"] for m in messages] == ["count 1", '{"paid": 0.5}', "count 5"]
     assert [m["role"] for m in messages] == ["tool"] * 3
-    assert len({m["tool_call_id"] for m in messages}) == 3 and {len(m["tool_call_id"]) for m in messages} == {9}
+    assert len({m["tool_call_id"] for m in messages}) == 3 and {
+        len(m["tool_call_id"]) for m in messages
+    } == {9}
     assert info["reward"] == 0.5
     assert info["metrics"] == {"tool_calls": 3.0, "pay/amount": 0.5}
 
@@ -71,15 +84,21 @@ def test_several_calls_run_in_order_with_one_message_each() -> None:
         ("<think>\nhm", "neither a call nor an answer"),
     ],
 )
-def test_an_invalid_answer_runs_nothing_costs_the_penalty_and_is_explained(text: str, words: str) -> None:
+def test_an_invalid_answer_runs_nothing_costs_the_penalty_and_is_explained(
+    text: str, words: str
+) -> None:
     env = started()
     observation, done, info = env.step(text)
     assert not done and not info["valid_action"]
     assert info["reward"] == -0.1 and info["executed_action"] == env.default_action
     assert words in observation["obs_str"]
-    assert env.format_observation(observation) == [{"role": "user", "content": observation["obs_str"]}]
+    assert env.format_observation(observation) == [
+        {"role": "user", "content": observation["obs_str"]}
+    ]
     observation, *_ = env.step(call("counter"))
-    assert observation["obs_str"] == "counter: count 1", "nothing of the invalid answer was executed"
+    assert observation["obs_str"] == "counter: count 1", (
+        "nothing of the invalid answer was executed"
+    )
 
 
 MISHAPS = {
@@ -98,7 +117,10 @@ def test_a_failing_call_is_shown_to_the_model_and_counted(how: str) -> None:
     observation, done, info = env.step(call("misbehave", how=how))
     toolbox.release.set()
     assert not done and info["valid_action"], "the model's call was right"
-    assert observation["obs_str"].startswith("misbehave: error: ") and MISHAPS[how] in observation["obs_str"]
+    assert (
+        observation["obs_str"].startswith("misbehave: error: ")
+        and MISHAPS[how] in observation["obs_str"]
+    )
     assert info["reward"] == 0.0
     assert info["metrics"]["tool_errors"] == 1.0
     assert info["metrics"].get("tool_timeouts", 0.0) == float(how == "hang")
@@ -111,12 +133,19 @@ def test_the_calls_of_one_turn_share_its_time() -> None:
     env = started(turn_timeout_s=0.2, max_calls=2)
     observation, _, info = env.step(call("misbehave", how="hang") + call("add", a=1))
     toolbox.release.set()
-    assert "add: error: not run" in observation["obs_str"] and info["metrics"]["tool_timeouts"] == 2.0
+    assert (
+        "add: error: not run" in observation["obs_str"] and info["metrics"]["tool_timeouts"] == 2.0
+    )
 
 
 def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    tools = [{"path": f"{TOOLBOX}:Counter", "config": {"log": str(log), "greeting": "The counter stands at 0."}}]
+    tools = [
+        {
+            "path": f"{TOOLBOX}:Counter",
+            "config": {"log": str(log), "greeting": "The counter stands at 0."},
+        }
+    ]
     env = build(tools=tools)
     first = env.reset()
     assert first["obs_str"] == "What is 2 + 3?\n\nThe counter stands at 0."
@@ -128,7 +157,9 @@ def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: 
     env.close()
     env.close()
     assert log.read_text().split()[3:] == ["create", "release"]
-    with pytest.raises(EnvironmentFault, match="could not begin the episode: RuntimeError: no counter left"):
+    with pytest.raises(
+        EnvironmentFault, match="could not begin the episode: RuntimeError: no counter left"
+    ):
         build(tools=[{**tools[0], "config": {"log": str(log), "fail_create": True}}]).reset()
     assert log.read_text().split()[-1] == "release"
 
@@ -136,7 +167,12 @@ def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: 
 def test_a_wrong_answer_may_be_corrected_answer_retries_times() -> None:
     env = started(grader="exact", answer_retries=1)
     observation, done, info = env.step("Answer: 4")
-    assert not done and info["reward"] == 0.0 and info["valid_action"] and "wrong" in observation["obs_str"]
+    assert (
+        not done
+        and info["reward"] == 0.0
+        and info["valid_action"]
+        and "wrong" in observation["obs_str"]
+    )
     _, done, info = env.step("Answer: 6")
     assert done and info["terminated"] and info["reward"] == 0.0
     env = started(grader="exact", answer_retries=1)
@@ -168,7 +204,11 @@ def test_tools_are_shown_by_the_template_or_by_the_prompt() -> None:
     assert [schema["function"]["name"] for schema in env.tools][:2] == ["add", "paint"]
     assert "<tools>" not in env.instruction_prompt
     env = started(tools_in="prompt")
-    assert env.tools == () and '{"name": "add"' in env.instruction_prompt and "<tool_call>" in env.instruction_prompt
+    assert (
+        env.tools == ()
+        and '{"name": "add"' in env.instruction_prompt
+        and "<tool_call>" in env.instruction_prompt
+    )
     observation, *_ = env.step(call("add", a=1))
     assert env.format_observation(observation) == [{"role": "user", "content": "Result of add:\n1"}]
 
@@ -178,7 +218,11 @@ ADD_OF_THE_ROW = {
     "function": {
         "name": "add",
         "description": "The sum, as this data set puts it.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+        },
     },
 }
 
@@ -191,12 +235,21 @@ ADD_OF_THE_ROW = {
         ({}, {"metadata": {"tools": [ADD_OF_THE_ROW["function"]]}}),
     ],
 )
-def test_a_sample_chooses_its_tools_and_their_schemas(of_sample: dict[str, Any], of_row: dict[str, Any]) -> None:
+def test_a_sample_chooses_its_tools_and_their_schemas(
+    of_sample: dict[str, Any], of_row: dict[str, Any]
+) -> None:
     metadata = {"task": "sums", "seed": 0, **of_sample}
-    env = build_env_from("envs.tools", metadata, {"tools": [TOOLBOX], "data": [{**ASK[0], **of_row}]})
+    env = build_env_from(
+        "envs.tools", metadata, {"tools": [TOOLBOX], "data": [{**ASK[0], **of_row}]}
+    )
     env.reset()
     assert [schema["function"] for schema in env.tools] == [ADD_OF_THE_ROW["function"]]
     assert env.step(call("add", a=2))[0]["obs_str"] == "add: 2"
-    for text, words in ((call("paint", colour="red"), "there is no tool 'paint'; there are add"), (call("add"), "'a'")):
+    for text, words in (
+        (call("paint", colour="red"), "there is no tool 'paint'; there are add"),
+        (call("add"), "'a'"),
+    ):
         assert words in env.step(text)[0]["obs_str"]
-    assert "'b' is not an argument" in env.step(call("add", a=2, b=3))[0]["obs_str"], "the row's schema counts"
+    assert "'b' is not an argument" in env.step(call("add", a=2, b=3))[0]["obs_str"], (
+        "the row's schema counts"
+    )

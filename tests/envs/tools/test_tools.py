@@ -1,4 +1,5 @@
-"""Tools: what is refused while they are read, what they may return, and what happens when one goes wrong."""
+"""Tools: what is refused while they are read, what they may return, and what happens when one goes
+wrong."""
 
 import asyncio
 import time
@@ -75,7 +76,9 @@ class NoExecute(Tool):
         (dict, "not a subclass"),
     ],
 )
-def test_a_contract_violation_is_refused_when_the_tool_is_registered(target: Any, words: str) -> None:
+def test_a_contract_violation_is_refused_when_the_tool_is_registered(
+    target: Any, words: str
+) -> None:
     with pytest.raises(ToolError, match=words):
         make_tool(target)
     if not isinstance(target, type):
@@ -96,7 +99,9 @@ UNKNOWN_TYPE = {"type": "object", "properties": {"a": {"type": "int"}}}
         ({"a": 1, "c": 2}, "'c' is not an argument; the arguments are a, b"),
     ],
 )
-def test_arguments_are_checked_against_the_schema(arguments: dict[str, Any], words: str | None) -> None:
+def test_arguments_are_checked_against_the_schema(
+    arguments: dict[str, Any], words: str | None
+) -> None:
     (spec,) = load_tools(f"{TOOLBOX}:add")
     wrong = spec.check(arguments)
     assert wrong is None if words is None else words in wrong
@@ -108,10 +113,20 @@ def test_tools_come_from_a_file_and_entries_with_names_and_options(tmp_path: Pat
         "from envs.tools import tool\n\n\n@tool\ndef twice(a: int) -> int:\n"
         '    """Double.\n\n    Args:\n        a: It.\n    """\n    return 2 * a\n'
     )
-    entry = {"path": f"{TOOLBOX}:Counter", "name": "tally", "config": {"greeting": "hi"}, "timeout_s": 3}
+    entry = {
+        "path": f"{TOOLBOX}:Counter",
+        "name": "tally",
+        "config": {"greeting": "hi"},
+        "timeout_s": 3,
+    }
     twice, tally, paint = load_tools([str(file), entry, f"{TOOLBOX}:make_picture"])
     assert (twice.name, twice.target(4), twice.stateful) == ("twice", 8, False)
-    assert (tally.name, tally.config, tally.timeout_s, tally.stateful) == ("tally", {"greeting": "hi"}, 3, True)
+    assert (tally.name, tally.config, tally.timeout_s, tally.stateful) == (
+        "tally",
+        {"greeting": "hi"},
+        3,
+        True,
+    )
     assert paint.name == "paint"
     assert load_tools(str(file))[0].schema == twice.schema
 
@@ -135,7 +150,9 @@ PIXELS = np.zeros((4, 6, 3), dtype=np.uint8)
         (ToolResult("text", (PIXELS,), 0.25), "text", 1, 0.25),
     ],
 )
-def test_results_of_every_form_are_understood(value: Any, text: str, images: int, reward: float) -> None:
+def test_results_of_every_form_are_understood(
+    value: Any, text: str, images: int, reward: float
+) -> None:
     result = read_result(value, LIMITS)
     assert (result.text, len(result.images), result.reward) == (text, images, reward)
     assert all(isinstance(image, Image.Image) and image.mode == "RGB" for image in result.images)
@@ -161,7 +178,9 @@ class AsyncTool(Tool):
         Args:
             word: The word.
         """
-        assert asyncio.get_running_loop() is self.loop, "connections live on one loop for the whole episode"
+        assert asyncio.get_running_loop() is self.loop, (
+            "connections live on one loop for the whole episode"
+        )
         return word, 0.25, {}
 
     async def calc_reward(self) -> float:

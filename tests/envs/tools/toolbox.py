@@ -11,7 +11,8 @@ from envs.errors import EnvironmentFault
 from envs.tools import Tool, ToolEpisode, tool
 
 release = threading.Event()
-"""Lets the calls of `misbehave("hang")` and of blocking async tools end, so that a test leaves no thread behind."""
+"""Lets the calls of `misbehave("hang")` and of blocking async tools end, so that a test leaves no
+thread behind."""
 
 
 @tool

@@ -15,8 +15,8 @@ from tests.fixtures.played_episodes import write_run
 
 CURRENT = ".turn-row.current"
 HOSTILE = (
-    "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = 'owned'\">"
-    " ${1} {{2}} <!-- \x00\x1b[31mred\x1b[0m \u202eback\u202c \u200b 日本語 😀 é"
+    "</script><script>document.title = 'owned'</script><img src=x onerror=\"document.title = "
+    "'owned'\"> ${1} {{2}} <!-- \x00\x1b[31mred\x1b[0m \u202eback\u202c \u200b 日本語 😀 é"
 )
 
 
@@ -45,7 +45,9 @@ def write_rows(run: Path, rows: list[dict[str, Any]], **settings: Any) -> Path:
 
 def blocks(page: Path) -> dict[str, list[Any]]:
     """The page's data: block names with their JSON lines."""
-    found = re.findall(r'<script type="application/octet-stream" id="([\w-]+)">([^<]*)</script>', page.read_text())
+    found = re.findall(
+        r'<script type="application/octet-stream" id="([\w-]+)">([^<]*)</script>', page.read_text()
+    )
     unpack = lambda text: gzip.decompress(base64.b64decode(text)).decode()
     return {name: [json.loads(line) for line in unpack(text).split("\n")] for name, text in found}
 

@@ -1,4 +1,5 @@
-"""The account of a token in headless Chromium: what made its advantage, and where such tokens are found."""
+"""The account of a token in headless Chromium: what made its advantage, and where such tokens are
+found."""
 
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,23 @@ pytestmark = pytest.mark.usefixtures("usual_window")
 
 
 def credited(turns: int = 3, notes: int | None = None, own: float | None = None) -> dict[str, Any]:
-    """A training episode of two tokens per turn with known values; its advantages are dual-discount GAE's.
+    """A training episode of two tokens per turn with known values; its advantages are dual-discount
+    GAE's.
 
-    In turn `notes`, the model wrote its notes. `own` is the lambda of each turn, as with `lambda_policy`.
+    In turn `notes`, the model wrote its notes. `own` is the lambda of each turn, as with
+    `lambda_policy`.
     """
-    credit = {"role": "actor", "form": "dual", "kl_coef": 0.1, "gamma_step": 0.9, "lambda_step": 0.8}
+    credit = {
+        "role": "actor",
+        "form": "dual",
+        "kl_coef": 0.1,
+        "gamma_step": 0.9,
+        "lambda_step": 0.8,
+    }
     credit |= {"gamma_token": 1.0, "lambda_token": 0.5, "next_value": None}
-    episode = invented_episode(turns=turns, player="training", credit=credit, seed="episode 4, turns 1–3")
+    episode = invented_episode(
+        turns=turns, player="training", credit=credit, seed="episode 4, turns 1–3"
+    )
     values = [[0.1 * k, 0.2 * k + 0.05] for k in range(turns)]
     kls = [[0.01, 0.02]] * turns
     following = 0.0
@@ -28,8 +39,15 @@ def credited(turns: int = 3, notes: int | None = None, own: float | None = None)
         story = episode["story"][k]
         row = []
         for j in (1, 0):
-            gamma, decay = (0.9, 0.9 * 0.8) if j and k != notes else (1.0, 0.5 if own is None else own)
-            delta = -0.1 * kls[k][j] + (story["reward"] if j else 0.0) + gamma * following - values[k][j]
+            gamma, decay = (
+                (0.9, 0.9 * 0.8) if j and k != notes else (1.0, 0.5 if own is None else own)
+            )
+            delta = (
+                -0.1 * kls[k][j]
+                + (story["reward"] if j else 0.0)
+                + gamma * following
+                - values[k][j]
+            )
             advantage, following = delta + decay * advantage, values[k][j]
             row.insert(0, advantage + values[k][j])
         story["tokens"] = {
@@ -47,11 +65,15 @@ def credited(turns: int = 3, notes: int | None = None, own: float | None = None)
 
 
 @pytest.mark.parametrize("changes", [{}, {"notes": 1}, {"own": 0.25}, {"own": 0.0}])
-def test_a_token_shows_what_made_its_advantage(browser: Browser, tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_token_shows_what_made_its_advantage(
+    browser: Browser, tmp_path: Path, changes: dict[str, Any]
+) -> None:
     episode = credited(**changes)
     browser.open(write_page(tmp_path, [episode], "training", "update 2"), "#episode=1&turn=1")
     browser.wait(f"document.querySelector('{CURRENT} .token') && true")
-    assert browser.evaluate("document.querySelector('#colour').value") == "advantages", "tokens are coloured at once"
+    assert browser.evaluate("document.querySelector('#colour').value") == "advantages", (
+        "tokens are coloured at once"
+    )
     browser.click(f"{CURRENT} .token")
     rows = dict(row.rsplit("\t", 1) for row in browser.texts(".credit tr"))
     tokens = episode["story"][0]["tokens"]

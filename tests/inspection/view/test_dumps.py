@@ -22,9 +22,15 @@ def dumps(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if request.param == "by hand":
         write_by_hand(folder)
     else:
-        checkouts = [path for path in slime_checkouts() if (path / "slime/observability/train_data_utils.py").exists()]
+        checkouts = [
+            path
+            for path in slime_checkouts()
+            if (path / "slime/observability/train_data_utils.py").exists()
+        ]
         if not checkouts:
-            pytest.skip("set SLIME_PATH to a slime checkout to write dumps with slime's own functions")
+            pytest.skip(
+                "set SLIME_PATH to a slime checkout to write dumps with slime's own functions"
+            )
         environment = {**os.environ, "PYTHONPATH": f"{checkouts[0]}:{ROOT}"}
         command = [sys.executable, "-m", "tests.fixtures.slime_dumps", str(folder)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -80,13 +86,19 @@ class Foreign:
 
 def test_objects_of_other_packages_are_loaded_only_on_request(tmp_path: Path) -> None:
     path = tmp_path / "rollout_0.pt"
-    torch.save({"samples": [{"tokens": [1], "response_length": 1, "metadata": {"x": Foreign()}}]}, path)
-    with pytest.raises(ConfigError, match=r"holds Python objects .*Foreign.*; if you trust it, add --trust"):
+    torch.save(
+        {"samples": [{"tokens": [1], "response_length": 1, "metadata": {"x": Foreign()}}]}, path
+    )
+    with pytest.raises(
+        ConfigError, match=r"holds Python objects .*Foreign.*; if you trust it, add --trust"
+    ):
         list(read_run(path))
     assert len(list(read_run(path, trusted=True))) == 1
 
 
-@pytest.mark.parametrize(("content", "words"), [(b"no", "is not a dump of slime"), (None, "it has no list 'samples'")])
+@pytest.mark.parametrize(
+    ("content", "words"), [(b"no", "is not a dump of slime"), (None, "it has no list 'samples'")]
+)
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None, words: str) -> None:
     path = tmp_path / "x.pt"
     path.write_bytes(content) if content is not None else torch.save({"a": 1}, path)

@@ -1,4 +1,5 @@
-"""The page in headless Chromium: list, keyboard, search, links, worlds, tokens, comparison, hostile text."""
+"""The page in headless Chromium: list, keyboard, search, links, worlds, tokens, comparison, hostile
+text."""
 
 import base64
 import io
@@ -9,15 +10,34 @@ import pytest
 from inspection.view.build import write_once
 from tests.fixtures.browser import Browser
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
-from tests.inspection.view.pages import CURRENT, HOSTILE, choose, open_turn, view_options, write_page
+from tests.inspection.view.pages import (
+    CURRENT,
+    HOSTILE,
+    choose,
+    open_turn,
+    view_options,
+    write_page,
+)
 
 pytestmark = pytest.mark.usefixtures("usual_window")
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten invented episodes, half of them lost, with a word each; then a BabaIsAI episode with its world."""
-    names = ["apple", "banana", "cherry", "damson", "elder", "fig", "grape", "hazel", "iris", "juniper"]
+    """Ten invented episodes, half of them lost, with a word each; then a BabaIsAI episode with its
+    world."""
+    names = [
+        "apple",
+        "banana",
+        "cherry",
+        "damson",
+        "elder",
+        "fig",
+        "grape",
+        "hazel",
+        "iris",
+        "juniper",
+    ]
     episodes = []
     for k, name in enumerate(names):
         facts = {"success": k % 2 == 0, "task_name": f"task {k % 3}", "return": k / 10}
@@ -57,7 +77,9 @@ def test_the_keyboard_moves_between_episodes_and_turns(browser: Browser, page: P
     browser.press("ArrowRight")
     browser.wait("location.hash.includes('episode=2') && location.hash.includes('turn=2')")
     browser.press("w")
-    browser.wait(f"document.querySelectorAll('{CURRENT} .bubble').length === 3")  # system, observation, answer
+    browser.wait(
+        f"document.querySelectorAll('{CURRENT} .bubble').length === 3"
+    )  # system, observation, answer
     browser.press("o")
     browser.wait("document.querySelector('#main').innerText.includes('Overview')")
 
@@ -70,7 +92,9 @@ def test_a_link_opens_the_turn_and_filters(browser: Browser, page: Path) -> None
     assert "Overview" in browser.text("#main") and browser.complaints == []
 
 
-def test_search_finds_text_in_any_turn_and_enter_goes_to_the_next_hit(browser: Browser, page: Path) -> None:
+def test_search_finds_text_in_any_turn_and_enter_goes_to_the_next_hit(
+    browser: Browser, page: Path
+) -> None:
     browser.open(page)
     browser.press("/")
     browser.type("step 10")
@@ -93,7 +117,12 @@ def test_reasoning_action_and_invalid_answers_are_told_apart(browser: Browser, p
 def test_notes_are_shown_as_such(browser: Browser, tmp_path: Path) -> None:
     episode = invented_episode()
     for k, text in enumerate(["red door", "red key"]):
-        episode["story"][k] |= {"response": text, "notes": text, "summary": {"tokens": 2.0}, "executed_action": ""}
+        episode["story"][k] |= {
+            "response": text,
+            "notes": text,
+            "summary": {"tokens": 2.0},
+            "executed_action": "",
+        }
     episode["story"][2]["notes"] = "a key"
     open_turn(browser, write_page(tmp_path, [episode]), "#episode=1&turn=2")
     assert browser.texts(f"{CURRENT} .bubble.summary .text") == ["red key"]
@@ -119,26 +148,36 @@ def test_tokens_are_coloured_by_the_chosen_value(browser: Browser, page: Path) -
     open_turn(browser, page, "#episode=11&turn=2")
     choose(browser, "#colour", "advantages")
     browser.text("h1")
-    colours = "new Set([...document.querySelectorAll('.token')].map((t) => t.style.backgroundColor)).size"
+    colours = (
+        "new Set([...document.querySelectorAll('.token')].map((t) => t.style.backgroundColor)).size"
+    )
     assert browser.evaluate(colours) > 3
-    browser.evaluate("document.querySelector('.tokens').focus(); document.querySelector('.token').focus()")
+    browser.evaluate(
+        "document.querySelector('.tokens').focus(); document.querySelector('.token').focus()"
+    )
     browser.press("ArrowRight")
     assert "advantage" in browser.text("#token-value")
 
 
-def test_a_picture_in_a_prompt_is_shown_and_other_addresses_are_not(browser: Browser, tmp_path: Path) -> None:
+def test_a_picture_in_a_prompt_is_shown_and_other_addresses_are_not(
+    browser: Browser, tmp_path: Path
+) -> None:
     image = pytest.importorskip("PIL.Image", reason="pictures need Pillow")
     file = io.BytesIO()
     image.new("RGB", (40, 30), "red").save(file, "PNG")
     address = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
     episode = invented_episode(pictures={"k": address, "bad": "https://example.org/x.png"})
-    episode["messages"][1]["content"] = [{"type": "image", "image": key} for key in ("k", "bad", None)]
+    episode["messages"][1]["content"] = [
+        {"type": "image", "image": key} for key in ("k", "bad", None)
+    ]
     browser.open(write_page(tmp_path, [episode]), "#episode=1")
     browser.wait("document.querySelector('img.picture')?.naturalWidth === 40")
     assert browser.evaluate("document.images.length") == 1
 
 
-def test_two_runs_stand_side_by_side_and_open_where_only_one_won(browser: Browser, tmp_path: Path) -> None:
+def test_two_runs_stand_side_by_side_and_open_where_only_one_won(
+    browser: Browser, tmp_path: Path
+) -> None:
     a = write_run(tmp_path / "a", [invented_episode(k, success=k == 2) for k in (1, 2, 3)])
     other = invented_episode(3, turns=5)
     other["story"][1] |= {"executed_action": "right", "response": "ACTION: right"}
@@ -156,11 +195,15 @@ def test_two_runs_stand_side_by_side_and_open_where_only_one_won(browser: Browse
     assert counts(browser) == "2 of 3 pairs"
 
 
-def test_a_branch_says_where_it_comes_from_and_stands_beside_that_episode(browser: Browser, tmp_path: Path) -> None:
+def test_a_branch_says_where_it_comes_from_and_stands_beside_that_episode(
+    browser: Browser, tmp_path: Path
+) -> None:
     a = write_run(tmp_path / "a", [invented_episode(k) for k in (1, 2)])
     branches = []
     for turn in (2, 3):
-        branches.append(invented_episode(2, branch={"run": "a", "episode": 2, "turn": turn, "player": "policy"}))
+        branches.append(
+            invented_episode(2, branch={"run": "a", "episode": 2, "turn": turn, "player": "policy"})
+        )
         branches[-1]["story"][turn - 1] |= {"executed_action": "right", "response": "ACTION: right"}
     b = write_run(tmp_path / "b", branches, "random", "turn 2")
     write_once(view_options(a, b))
@@ -173,28 +216,50 @@ def test_a_branch_says_where_it_comes_from_and_stands_beside_that_episode(browse
 
 
 def test_hostile_text_is_only_text(browser: Browser, tmp_path: Path) -> None:
-    episode = invented_episode(task_name=HOSTILE, stop=HOSTILE, fault=HOSTILE, metrics={HOSTILE: 1.0}, seed=HOSTILE)
+    episode = invented_episode(
+        task_name=HOSTILE, stop=HOSTILE, fault=HOSTILE, metrics={HOSTILE: 1.0}, seed=HOSTILE
+    )
     for message in episode["messages"]:
         message["content"] += HOSTILE
     for turn in episode["story"]:
-        turn |= {"response": f"THINK: {HOSTILE}\nACTION: {HOSTILE}", "executed_action": HOSTILE, "valid": False}
+        turn |= {
+            "response": f"THINK: {HOSTILE}\nACTION: {HOSTILE}",
+            "executed_action": HOSTILE,
+            "valid": False,
+        }
         turn |= {"notes": HOSTILE, "tokens": {"text": [HOSTILE], HOSTILE: [1.0]}}
     episode["messages"][2] = {"role": HOSTILE, "content": "x " * 500_000 + "end of the long text"}
     open_turn(browser, write_page(tmp_path / "<b>run", [episode]), "#episode=1")
     shown = browser.text("#main")
-    assert "</script><script>" in shown and "␛[31mred" in shown and "⟨U+202E⟩back" in shown and "日本語 😀 é" in shown
+    assert (
+        "</script><script>" in shown
+        and "␛[31mred" in shown
+        and "⟨U+202E⟩back" in shown
+        and "日本語 😀 é" in shown
+    )
     assert "end of the long text" not in shown
-    browser.evaluate("[...document.querySelectorAll('.link')].find((e) => e.innerText.includes('characters')).click()")
+    browser.evaluate(
+        "[...document.querySelectorAll('.link')].find((e) => "
+        "e.innerText.includes('characters')).click()"
+    )
     assert "end of the long text" in browser.text("#main")
-    assert browser.evaluate("document.title") == "<b>run" and browser.evaluate("document.images.length") == 0
+    assert (
+        browser.evaluate("document.title") == "<b>run"
+        and browser.evaluate("document.images.length") == 0
+    )
     assert browser.complaints == []
 
 
 def test_the_policy_forbids_everything_from_elsewhere(browser: Browser, page: Path) -> None:
     browser.open(page)
-    assert browser.evaluate("fetch('data:text/plain,x').then(() => 'loaded', () => 'refused')") == "refused"
+    assert (
+        browser.evaluate("fetch('data:text/plain,x').then(() => 'loaded', () => 'refused')")
+        == "refused"
+    )
     make_script = "document.createElement('script').text = 'document.title = 1'"
-    assert browser.evaluate(f"(() => {{ try {{ {make_script} }} catch {{ return 'no' }} }})()") == "no"
+    assert (
+        browser.evaluate(f"(() => {{ try {{ {make_script} }} catch {{ return 'no' }} }})()") == "no"
+    )
     assert "http" not in browser.evaluate("document.querySelector('meta[http-equiv]').content")
 
 
@@ -202,7 +267,20 @@ def test_every_control_has_a_name(browser: Browser, page: Path) -> None:
     browser.open(page, "#episode=11")
     browser.wait("document.querySelector('#slider') && true")
     tree = browser.call("Accessibility.getFullAXTree")["nodes"]
-    wanted = {"button", "searchbox", "slider", "link", "image", "listbox", "navigation", "complementary"}
-    nodes = [node for node in tree if not node["ignored"] and node["role"]["value"] in {*wanted, "combobox"}]
+    wanted = {
+        "button",
+        "searchbox",
+        "slider",
+        "link",
+        "image",
+        "listbox",
+        "navigation",
+        "complementary",
+    }
+    nodes = [
+        node
+        for node in tree
+        if not node["ignored"] and node["role"]["value"] in {*wanted, "combobox"}
+    ]
     assert {node["role"]["value"] for node in nodes} >= wanted
     assert [node for node in nodes if not node.get("name", {}).get("value")] == []

@@ -18,8 +18,12 @@ from tests.fixtures.slime_dumps import write_by_hand
 from tests.inspection.view.pages import blocks, head_of
 
 
-def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = write_run(tmp_path / "run", [invented_episode(seed) for seed in range(3)], setting="memory.n=2")
+def test_a_folder_becomes_one_page_beside_its_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = write_run(
+        tmp_path / "run", [invented_episode(seed) for seed in range(3)], setting="memory.n=2"
+    )
     assert slime_verlog("view", run) == 0
     assert "run/episodes.html" in capsys.readouterr().out
     data = blocks(run / "episodes.html")
@@ -28,7 +32,9 @@ def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: p
         ("memory.n=2", k, True) for k in range(3)
     ]
     shared, *episodes = data["chunk-0"]
-    assert len(episodes) == 3 and len(shared["messages"]) == 4, "messages that episodes share are stored once"
+    assert len(episodes) == 3 and len(shared["messages"]) == 4, (
+        "messages that episodes share are stored once"
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,10 +43,19 @@ def test_a_folder_becomes_one_page_beside_its_episodes(tmp_path: Path, capsys: p
         (["{folder}/none"], "none does not exist"),
         (["{folder}/empty"], "has no episodes: expected episodes.jsonl, or .pt files"),
         (["{folder}/x.jsonl"], "line 1, is not"),
-        (["{folder}/my.yaml"], "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl"),
+        (
+            ["{folder}/my.yaml"],
+            "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl",
+        ),
         (["{folder}/run", "--worlds", "-1"], "--worlds must be at least 0, got -1"),
-        (["{folder}/run", "--out", "{folder}/run/episodes.jsonl"], "exists, and does not end in .html"),
-        (["{folder}/run", "--out", "{folder}/my.yaml/x.html"], "my.yaml is a file; choose another --out"),
+        (
+            ["{folder}/run", "--out", "{folder}/run/episodes.jsonl"],
+            "exists, and does not end in .html",
+        ),
+        (
+            ["{folder}/run", "--out", "{folder}/my.yaml/x.html"],
+            "my.yaml is a file; choose another --out",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
@@ -51,7 +66,9 @@ def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: s
     assert sentence in error_of("view", *(word.format(folder=tmp_path) for word in words))
 
 
-def follow(folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+def follow(
+    folder: Path, steps: list[Callable[[], object]], monkeypatch: pytest.MonkeyPatch
+) -> list[list[int]]:
     """The seeds on the page after each step of a followed run, which Ctrl-C ends after the last."""
     waiting = iter(steps)
     seeds = []
@@ -118,7 +135,9 @@ def test_a_run_may_start_after_it_is_followed_and_dumps_are_read_when_they_are_w
     assert [len(seeds) for seeds in follow(run, steps, monkeypatch)] == [0, 0, 0, 2]
 
 
-def test_a_cut_last_record_is_left_out_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cut_last_record_is_left_out_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = write_run(tmp_path, [invented_episode(1), invented_episode(2)])
     file = run / "episodes.jsonl"
     file.write_bytes(file.read_bytes()[:-40])
@@ -130,11 +149,12 @@ def test_a_cut_last_record_is_left_out_with_a_note(tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     "text",
     [
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi\n\nthere<|im_end|>\n<|im_start|>assistant\n",
-        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
-        "<|end_header_id|>\n\nHi\n\nthere<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-        "<bos><start_of_turn>system\nBe brief.<end_of_turn>\n<start_of_turn>user\nHi\n\nthere<end_of_turn>\n"
-        "<start_of_turn>model\n",
+        "<|im_start|>system\nBe "
+        "brief.<|im_end|>\n<|im_start|>user\nHi\n\nthere<|im_end|>\n<|im_start|>assistant\n",
+        "<|begin_of_text|><|start_header_id|>system<|end_header_id|>\n\nBe "
+        "brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi\n\nthere<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        "<bos><start_of_turn>system\nBe "
+        "brief.<end_of_turn>\n<start_of_turn>user\nHi\n\nthere<end_of_turn>\n<start_of_turn>model\n",
     ],
 )
 def test_template_text_is_split_into_roles(text: str) -> None:
@@ -147,7 +167,11 @@ def test_template_text_is_split_into_roles(text: str) -> None:
 def test_values_that_json_lacks_do_not_reach_the_page() -> None:
     episode = invented_episode(metrics={"x": float("nan")})
     episode["return"] = float("inf")
-    episode["story"][0]["tokens"] = {"text": ["a", "\ud800"], "log_probs": [float("-inf"), -0.123456], "short": [1]}
+    episode["story"][0]["tokens"] = {
+        "text": ["a", "\ud800"],
+        "log_probs": [float("-inf"), -0.123456],
+        "short": [1],
+    }
     packer = Packer()
     packer.add(episode)
     assert packer.rows[0]["return"] is None

@@ -14,7 +14,12 @@ from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 
 pytest.importorskip("PIL", reason="pictures need Pillow")
-WORLDS = {"envs.babyai": "goto", "envs.babaisai": "goto_win", "envs.crafter": "default", "envs.sokoban": "one_box"}
+WORLDS = {
+    "envs.babyai": "goto",
+    "envs.babaisai": "goto_win",
+    "envs.crafter": "default",
+    "envs.sokoban": "one_box",
+}
 
 
 @pytest.fixture(params=WORLDS)
@@ -41,7 +46,9 @@ def play(env_path: str, *, render: bool) -> tuple[list[str], list[np.ndarray]]:
 def test_render_returns_pixels_and_does_not_change_the_episode(env_path: str) -> None:
     texts, frames = play(env_path, render=True)
     assert texts == play(env_path, render=False)[0]
-    assert all(frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 for frame in frames)
+    assert all(
+        frame.dtype == np.uint8 and frame.ndim == 3 and frame.shape[2] == 3 for frame in frames
+    )
     assert any((frame != frames[0]).any() for frame in frames[1:])
 
 
@@ -67,7 +74,9 @@ def test_the_page_gets_every_frame_as_it_was_drawn(env_path: str) -> None:
         ({"response": "ACTION: drop", "executed_action": None}, "another observation in turn"),
     ],
 )
-def test_a_replay_that_differs_from_the_record_says_so_and_is_not_drawn(change: dict[str, Any], words: str) -> None:
+def test_a_replay_that_differs_from_the_record_says_so_and_is_not_drawn(
+    change: dict[str, Any], words: str
+) -> None:
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
     episode = record_episode("envs.babyai", "goto", 3)
     episode["story"][0] |= change
@@ -96,7 +105,10 @@ def expert_action(env):
     [
         ("pass", None),
         ("def render(self): raise KeyError('sprite')", "raised KeyError: 'sprite'"),
-        ("def render(self): return np.zeros((4, 4), np.uint8)", "must return an array (height, width, 3)"),
+        (
+            "def render(self): return np.zeros((4, 4), np.uint8)",
+            "must return an array (height, width, 3)",
+        ),
     ],
 )
 def test_an_environment_without_a_usable_render_costs_only_the_pictures(
@@ -110,10 +122,20 @@ def test_an_environment_without_a_usable_render_costs_only_the_pictures(
 
 def test_a_replay_does_not_play_notes() -> None:
     episode = record_episode("envs.sokoban", "one_box", 3)
-    notes = {**episode["story"][1], "response": "a box", "executed_action": "", "reward": 0.0, "summary": {}}
+    notes = {
+        **episode["story"][1],
+        "response": "a box",
+        "executed_action": "",
+        "reward": 0.0,
+        "summary": {},
+    }
     episode["story"].insert(1, notes)
     replayed = replay(episode)
-    assert replayed is not None and replayed.note is None and len(replayed.frames) == len(episode["story"]) + 1
+    assert (
+        replayed is not None
+        and replayed.note is None
+        and len(replayed.frames) == len(episode["story"]) + 1
+    )
     assert (replayed.frames[1] == replayed.frames[2]).all()
 
 
@@ -140,7 +162,9 @@ def test_a_record_runs_no_code_that_it_names(
     code = f"open({str(proof)!r}, 'w')"
     for path in (folder / "world.py", tmp_path / "world.py"):
         path.write_text(f"{code}\ndef build_env(sample, args): {code}\n")
-    (folder / "prompt.j2").write_text("{{ cycler.__init__.__globals__.os.system('touch ' ~ '" + str(proof) + "') }}")
+    (folder / "prompt.j2").write_text(
+        "{{ cycler.__init__.__globals__.os.system('touch ' ~ '" + str(proof) + "') }}"
+    )
     (folder / "levels.txt").write_text("secret")
     write_run(folder, [invented_episode(task="goto", env_path=env_path, options=options)])
     assert slime_verlog("view", folder) == 0 and not proof.exists()

@@ -23,21 +23,30 @@ async def play(folder: Path, script: Any, **keys: Any) -> tuple[list[Any], Scrip
 
 
 def to_go(rewards: list[float], gamma: float = 0.99) -> list[float]:
-    return [sum(gamma**k * reward for k, reward in enumerate(rewards[start:])) for start in range(len(rewards))]
+    return [
+        sum(gamma**k * reward for k, reward in enumerate(rewards[start:]))
+        for start in range(len(rewards))
+    ]
 
 
 async def test_without_luck_each_turns_baseline_is_its_own_return(tmp_path: Path) -> None:
     spans, engine = await play(tmp_path, plays)
     assert len(spans) > 3
-    assert [span.baseline for span in spans] == pytest.approx(to_go([span.reward for span in spans]))
+    assert [span.baseline for span in spans] == pytest.approx(
+        to_go([span.reward for span in spans])
+    )
     assert len(engine.requests) == len(spans) + 2 * sum(range(1, len(spans) + 1))
 
 
 async def test_a_baseline_is_the_mean_over_continuations_that_differ(tmp_path: Path) -> None:
-    """The engine answers by the number of the request, so the recorded episode and its continuations differ."""
-    spans, engine = await play(tmp_path, lambda body, number: ANSWERS[number % len(ANSWERS)], branches=8)
+    """The engine answers by the number of the request, so the recorded episode and its
+    continuations differ."""
+    spans, engine = await play(
+        tmp_path, lambda body, number: ANSWERS[number % len(ANSWERS)], branches=8
+    )
     differences = [
-        abs(span.baseline - wanted) for span, wanted in zip(spans, to_go([s.reward for s in spans]), strict=True)
+        abs(span.baseline - wanted)
+        for span, wanted in zip(spans, to_go([s.reward for s in spans]), strict=True)
     ]
     assert max(differences) > 1e-3 and len(engine.requests) > 8 * len(spans)
 

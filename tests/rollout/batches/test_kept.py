@@ -1,4 +1,5 @@
-"""Kept batches: those that the critic's warm-up draws, and episodes joined over batches for value pretraining."""
+"""Kept batches: those that the critic's warm-up draws, and episodes joined over batches for value
+pretraining."""
 
 from dataclasses import replace
 
@@ -15,7 +16,19 @@ def segment(number: int, length: int, ended: bool) -> Segment:
     generation = Generation([5], [-1.0], "x", FinishReason.STOP)
     prompts = [Prompt([number, k]) for k in range(length + 1)]
     turns = [
-        Turn(number, k, prompts[k], generation, "a", True, "a", 0.0, ended and k == length - 1, False, None)
+        Turn(
+            number,
+            k,
+            prompts[k],
+            generation,
+            "a",
+            True,
+            "a",
+            0.0,
+            ended and k == length - 1,
+            False,
+            None,
+        )
         for k in range(length)
     ]
     stop = StopReason.TERMINATED if ended else StopReason.CUT
@@ -52,15 +65,20 @@ def test_drawing_without_kept_turns_says_how_to_resume() -> None:
 
 
 def batches(lengths: list[int], per_batch: int) -> list[Segment]:
-    """Episodes of these lengths, played one after another and cut into batches of `per_batch` turns."""
+    """Episodes of these lengths, played one after another and cut into batches of `per_batch`
+    turns."""
     parts, room = [], per_batch
     for number, length in enumerate(lengths):
         whole, start = segment(number, length, ended=True), 0
         while start < length:
             end = min(length, start + room)
             cut = end < length
-            bootstrap, stop = (whole.turns[end].prompt, StopReason.CUT) if cut else (None, whole.stop)
-            parts.append(replace(whole, turns=whole.turns[start:end], bootstrap=bootstrap, stop=stop))
+            bootstrap, stop = (
+                (whole.turns[end].prompt, StopReason.CUT) if cut else (None, whole.stop)
+            )
+            parts.append(
+                replace(whole, turns=whole.turns[start:end], bootstrap=bootstrap, stop=stop)
+            )
             room = (room - (end - start)) or per_batch
             start = end
     return parts
@@ -70,11 +88,17 @@ LENGTHS = st.lists(st.integers(1, 12), min_size=10, max_size=40)
 
 
 @given(lengths=LENGTHS, per_batch=st.integers(1, 9))
-def test_an_episode_is_one_segment_again_however_many_batches_cut_it(lengths: list[int], per_batch: int) -> None:
-    assert join_episodes(batches(lengths, per_batch)) == [segment(n, length, True) for n, length in enumerate(lengths)]
+def test_an_episode_is_one_segment_again_however_many_batches_cut_it(
+    lengths: list[int], per_batch: int
+) -> None:
+    assert join_episodes(batches(lengths, per_batch)) == [
+        segment(n, length, True) for n, length in enumerate(lengths)
+    ]
 
 
-@given(lengths=LENGTHS, per_batch=st.integers(1, 9), share=st.floats(0.05, 0.9), seed=st.integers(0, 9))
+@given(
+    lengths=LENGTHS, per_batch=st.integers(1, 9), share=st.floats(0.05, 0.9), seed=st.integers(0, 9)
+)
 def test_whole_episodes_are_held_out_about_as_many_as_asked_for(
     lengths: list[int], per_batch: int, share: float, seed: int
 ) -> None:
@@ -96,5 +120,7 @@ def test_an_episode_with_a_gap_stays_on_one_side() -> None:
 
 
 def test_too_few_episodes_say_what_to_raise() -> None:
-    with pytest.raises(ConfigError, match="36 turns of 9 episodes.*raise value_pretraining.batches"):
+    with pytest.raises(
+        ConfigError, match="36 turns of 9 episodes.*raise value_pretraining.batches"
+    ):
         choose_held_out([segment(n, 4, True) for n in range(9)], 0.2, 0)

@@ -1,4 +1,5 @@
-"""No turn older than `max_staleness` is trained on, however slow its step is: random schedules and a real hang."""
+"""No turn older than `max_staleness` is trained on, however slow its step is: random schedules and
+a real hang."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Schedule:
     slow: float = 100.0
     fault_share: float = 0.0
     on_update: str = "abort"
-    """What a push does to the answers in flight: `abort`, `continue`, or `finish` with the weights they began with."""
+    """What a push does to the answers in flight: `abort`, `continue`, or `finish` with the weights
+    they began with."""
     drawn: range = range(0)
     """Rollouts whose batches the critic's warm-up draws."""
     closing: float = 0.0
@@ -85,7 +87,9 @@ class World:
                 versions = tuple(map(str, range(version, newest + 1)))
                 ends = tuple(range(1, len(versions) + 1))
                 tokens, log_probs = [1] * len(ends), [-0.5] * len(ends)
-                return Generation(tokens, log_probs, "x", FinishReason.STOP, versions, version_ends=ends)
+                return Generation(
+                    tokens, log_probs, "x", FinishReason.STOP, versions, version_ends=ends
+                )
 
     def push(self, after: int) -> None:
         self.version += 1
@@ -114,7 +118,9 @@ class Episode:
 
     async def step(self, generation: Generation, engine_s: float) -> Turn:
         plan, draw = self.world.plan, self.world.random
-        pause = plan.slow * draw.random() if draw.random() < plan.slow_share else 0.1 * draw.random()
+        pause = (
+            plan.slow * draw.random() if draw.random() < plan.slow_share else 0.1 * draw.random()
+        )
         await asyncio.sleep(pause)
         if draw.random() < plan.fault_share:
             raise EnvironmentFault("the worker died too often")
@@ -123,14 +129,18 @@ class Episode:
         self.digests.append("d")
         over = self.index + 1 == self.length
         number = self.spec.episode_id
-        turn = Turn(number, self.index, Prompt([1]), generation, None, True, "x", 0.0, over, False, None)
+        turn = Turn(
+            number, self.index, Prompt([1]), generation, None, True, "x", 0.0, over, False, None
+        )
         self.index += 1
         await asyncio.sleep(0.01 * draw.random())
         self.stop = StopReason.TERMINATED if over else None
         return turn
 
     def segment(self, turns: list[Turn], stop: StopReason) -> Segment:
-        return Segment("count", tuple(turns), None if stop.is_end else Prompt([1]), stop, 0.0, self.index)
+        return Segment(
+            "count", tuple(turns), None if stop.is_end else Prompt([1]), stop, 0.0, self.index
+        )
 
     async def close(self) -> None:
         await asyncio.sleep(self.world.plan.closing)
@@ -142,7 +152,9 @@ async def play(plan: Schedule) -> tuple[World, list[Batch], WeightClock]:
     on_update = "continue" if plan.on_update == "continue" else "abort"
     keys = {"max_turn_retries": 8, "max_episode_failures_per_batch": 10**6, "on_update": on_update}
     runtime: Any = SimpleNamespace(
-        settings=SimpleNamespace(max_staleness=plan.max_staleness, stale_turns=plan.stale_turns, **keys),
+        settings=SimpleNamespace(
+            max_staleness=plan.max_staleness, stale_turns=plan.stale_turns, **keys
+        ),
         flags=SimpleNamespace(sampling_params=dict),
         encoder=SimpleNamespace(end_of_turn_ids=[1]),
         engine=SimpleNamespace(generate=world.generate),
@@ -207,7 +219,9 @@ def test_in_any_schedule_no_turn_is_trained_too_old_lost_or_handed_out_twice(
     plan: Schedule, data: st.DataObject
 ) -> None:
     least = plan.interval if plan.ahead else 1
-    plan = Schedule(**{**vars(plan), "max_staleness": data.draw(st.integers(least, 4), "max_staleness")})
+    plan = Schedule(
+        **{**vars(plan), "max_staleness": data.draw(st.integers(least, 4), "max_staleness")}
+    )
     world, cuts, clock = run_in_virtual_time(play(plan))
     assert len(cuts) == BATCHES + 1
     played: Counter[int] = Counter()
@@ -218,7 +232,9 @@ def test_in_any_schedule_no_turn_is_trained_too_old_lost_or_handed_out_twice(
         masked = [not turn.generation.trained for turn in turns]
         for segment in cut.segments:
             for turn in segment.turns:
-                assert turn.index == played[turn.episode_id], "an episode's turns come in order, without a gap"
+                assert turn.index == played[turn.episode_id], (
+                    "an episode's turns come in order, without a gap"
+                )
                 played[turn.episode_id] += 1
                 version = int(turn.generation.weight_versions[0])
                 age = world.trained(rollout_id) - world.updates[version]
@@ -234,10 +250,17 @@ def test_in_any_schedule_no_turn_is_trained_too_old_lost_or_handed_out_twice(
 
 
 def check_state(cut: Batch, going_on: dict[int, int], ended: set[int], failures: int) -> None:
-    """A run that resumes after this batch continues each episode with the turn after its last one in the batch."""
-    saved = {s["episode"]["spec"]["episode_id"]: len(s["episode"]["answers"]) for s in cut.slots if s["episode"]}
+    """A run that resumes after this batch continues each episode with the turn after its last one
+    in the batch."""
+    saved = {
+        s["episode"]["spec"]["episode_id"]: len(s["episode"]["answers"])
+        for s in cut.slots
+        if s["episode"]
+    }
     assert not saved.keys() & ended
-    assert {e: n for e, n in saved.items() if n} == {e: n for e, n in going_on.items() if e in saved}
+    assert {e: n for e, n in saved.items() if n} == {
+        e: n for e, n in going_on.items() if e in saved
+    }
     assert len(going_on.keys() - saved.keys()) <= failures, "only failed episodes do not go on"
     following = [slot["next_episode"] for slot in cut.slots]
     assert all(e < following[e % len(following)] for e in going_on | saved)
@@ -250,7 +273,10 @@ def test_one_very_slow_step_is_waited_for_or_loses_its_loss(ahead: bool) -> None
     for seed in range(8):
         _, waits, _ = run_in_virtual_time(play(Schedule(seed, **plan)))
         _, masks, _ = run_in_virtual_time(play(Schedule(seed, stale_turns="mask", **plan)))
-        waited, masked = waited + sum(cut.waited_s for cut in waits), masked + sum(cut.masked for cut in masks)
+        waited, masked = (
+            waited + sum(cut.waited_s for cut in waits),
+            masked + sum(cut.masked for cut in masks),
+        )
     assert waited > 50 and masked > 2
 
 
@@ -263,8 +289,11 @@ def test_a_batch_does_not_wait_until_an_environment_is_closed(fault_share: float
 
 
 @pytest.mark.parametrize(("mode", "ahead"), pairs(["wait", "mask"], [False, True]))
-async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Path, mode: str, ahead: bool) -> None:
-    """Its worker is replaced and the episode replayed; a run that resumes in the middle continues without a gap."""
+async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(
+    tmp_path: Path, mode: str, ahead: bool
+) -> None:
+    """Its worker is replaced and the episode replayed; a run that resumes in the middle continues
+    without a gap."""
     limit = 2 if ahead else 1
     keys: dict[str, Any] = {
         **{"env_backend": "process", "env_workers": 2, "env_step_timeout_s": 1.5},
@@ -290,16 +319,31 @@ async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(tmp_path: Pa
     ("versions", "numbers"),
     [(("3", "4"), [3, 4]), (("default", "7"), []), (("1" * 40,), []), ((), [])],
 )
-def test_versions_count_only_if_the_engine_numbers_all_of_them(versions: tuple[str, ...], numbers: list[int]) -> None:
-    """Otherwise the oldest token of a response that spans an update would be older than its version says."""
-    generation = Generation([1, 2], [0.0, 0.0], "", FinishReason.STOP, versions, version_ends=(1, 2)[: len(versions)])
+def test_versions_count_only_if_the_engine_numbers_all_of_them(
+    versions: tuple[str, ...], numbers: list[int]
+) -> None:
+    """Otherwise the oldest token of a response that spans an update would be older than its version
+    says."""
+    generation = Generation(
+        [1, 2], [0.0, 0.0], "", FinishReason.STOP, versions, version_ends=(1, 2)[: len(versions)]
+    )
     assert numbered_versions(generation) == numbers
     assert version_of(generation) == (numbers[0] if numbers else None)
 
 
 def test_batches_that_the_warm_up_draws_do_not_hide_how_often_weights_are_pushed() -> None:
     plan = Schedule(
-        3, size=24, max_staleness=2, ahead=True, interval=2, frozen=4, slow_share=0.0, drawn=range(1, 4), train=5.0
+        3,
+        size=24,
+        max_staleness=2,
+        ahead=True,
+        interval=2,
+        frozen=4,
+        slow_share=0.0,
+        drawn=range(1, 4),
+        train=5.0,
     )
     _, cuts, clock = run_in_virtual_time(play(plan))
-    assert clock.after_each is False and [cut.masked for cut in cuts] == [0] * (BATCHES + 1 - len(plan.drawn))
+    assert clock.after_each is False and [cut.masked for cut in cuts] == [0] * (
+        BATCHES + 1 - len(plan.drawn)
+    )

@@ -24,7 +24,8 @@ def knows_fields(path: Path) -> bool:
 
 
 def fields_read(path: Path) -> Iterator[str]:
-    """Places in the file that read or write a field of a sample, or make a sample from its fields."""
+    """Places in the file that read or write a field of a sample, or make a sample from its
+    fields."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Attribute) and node.attr in FIELDS:
             holder = ast.unparse(node.value)
@@ -37,5 +38,7 @@ def fields_read(path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", ["rollout", "inspection", "embedded"])
 def test_no_other_module_names_a_field_of_the_sample(package: str) -> None:
-    paths = [path for path in (REPO / package).rglob("*.py") if not knows_fields(path.relative_to(REPO))]
+    paths = [
+        path for path in (REPO / package).rglob("*.py") if not knows_fields(path.relative_to(REPO))
+    ]
     assert paths and [place for path in paths for place in fields_read(path)] == []

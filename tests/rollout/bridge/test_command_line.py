@@ -40,13 +40,15 @@ def run_program(lines: str) -> subprocess.CompletedProcess[str]:
 
 def test_output_is_held_back_also_before_an_expected_error() -> None:
     done = run_program(
-        "from rollout.errors import ConfigError\n"
-        "try:\n    with captured_output():\n        print('from Python')\n        raise ConfigError('wrong')\n"
-        "except ConfigError as error:\n    print(error)"
+        "from rollout.errors import ConfigError\ntry:\n    with captured_output():\n        "
+        "print('from Python')\n        raise ConfigError('wrong')\nexcept ConfigError as error:\n "
+        "   print(error)"
     )
     assert (done.stdout, done.stderr, done.returncode) == ("wrong\n", "", 0)
 
 
 def test_output_is_shown_after_an_unexpected_error() -> None:
-    done = run_program("with captured_output():\n    print('what led to it')\n    raise SystemExit('unforeseen')")
+    done = run_program(
+        "with captured_output():\n    print('what led to it')\n    raise SystemExit('unforeseen')"
+    )
     assert done.returncode == 1 and done.stderr == "what led to it\nunforeseen\n"

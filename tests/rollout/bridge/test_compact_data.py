@@ -1,4 +1,5 @@
-"""Tokens, masks and log-probs travel as arrays from the engine's answer to the training rank, without loss."""
+"""Tokens, masks and log-probs travel as arrays from the engine's answer to the training rank,
+without loss."""
 
 import pickle
 from argparse import Namespace
@@ -27,22 +28,32 @@ def made_of(generation: Generation) -> tuple[list[Sample], dict[str, Any]]:
     return samples, convert_samples_to_train_data(ARGS, samples)
 
 
-def test_the_engines_numbers_reach_slimes_tensors_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_the_engines_numbers_reach_slimes_tensors_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     entries = [[log_prob, token, None] for log_prob, token in zip(LOG_PROBS, IDS, strict=True)]
     meta = {"finish_reason": {"type": "stop"}, "output_token_logprobs": entries}
     (sample, _), data = made_of(parse_generation({"text": "a", "meta_info": meta}))
     wanted = {
         "tokens": ([0, 1, 2, *IDS], [0, 1, 2, 3, 4, 9], np.int32, torch.long),
         "loss_masks": ([1] * 600, [0], np.uint8, torch.int),
-        "rollout_log_probs": (np.array(LOG_PROBS, np.float32).tolist(), [0.0], np.float32, torch.float32),
+        "rollout_log_probs": (
+            np.array(LOG_PROBS, np.float32).tolist(),
+            [0.0],
+            np.float32,
+            torch.float32,
+        ),
     }
     for key, (turn, bootstrap, own, slimes) in wanted.items():
-        assert [row.tolist() for row in data[key]] == [turn, bootstrap] and data[key][0].dtype == own
+        assert [row.tolist() for row in data[key]] == [turn, bootstrap] and data[key][
+            0
+        ].dtype == own
         for row in (data[key][0], pickle.loads(pickle.dumps(data[key], protocol=5))[0]):
             assert row.flags.writeable
             assert torch.as_tensor(row, dtype=slimes).tolist() == turn
     assert not recwarn.list
-    # slime reads a sample's columns as lists, and sums its mask to get the number of trained tokens.
+    # slime reads a sample's columns as lists, and sums its mask to get the number of trained
+    # tokens.
     assert sample.tokens[:3] == [0, 1, 2] and sample.tokens == wanted["tokens"][0]
     assert sum(sample.loss_mask or ()) == 600 == len(sample.rollout_log_probs or ())
     assert pickle.loads(pickle.dumps(sample)).tokens == sample.tokens
@@ -53,7 +64,9 @@ def test_samples_whose_prompts_share_a_buffer_keep_their_own_tokens() -> None:
     writer = SampleWriter(ARGS, 9)
     samples = [writer.new(k, 0, prompt) for k in range(3)]
     for k, sample in enumerate(samples):
-        writer.append_generation(sample, Generation([10 + k] * (k + 1), [-1.0] * (k + 1), "x", FinishReason.STOP))
+        writer.append_generation(
+            sample, Generation([10 + k] * (k + 1), [-1.0] * (k + 1), "x", FinishReason.STOP)
+        )
         writer.append_masked(sample, [7])
     for k, sample in enumerate(samples):
         assert list(sample.tokens) == [0, 1, 2, *[10 + k] * (k + 1), 7]
@@ -64,4 +77,7 @@ def test_samples_whose_prompts_share_a_buffer_keep_their_own_tokens() -> None:
 def test_an_altered_answer_is_masked_and_has_no_log_probs() -> None:
     generation = Generation([5, 6], [-0.5, -0.25], "x", FinishReason.STOP, trained=False)
     _, data = made_of(generation)
-    assert data["loss_masks"][0].tolist() == [0, 0] and data["rollout_log_probs"][0].tolist() == [0.0, 0.0]
+    assert data["loss_masks"][0].tolist() == [0, 0] and data["rollout_log_probs"][0].tolist() == [
+        0.0,
+        0.0,
+    ]

@@ -1,4 +1,5 @@
-"""Combinations of flags that would train wrongly are refused before a batch is played; the error names the flag."""
+"""Combinations of flags that would train wrongly are refused before a batch is played; the error
+names the flag."""
 
 import json
 import re
@@ -48,9 +49,18 @@ EPISODES = {"rollout_function_path": "slime.x", "custom_generate_function_path":
 FIXED_TURN_FAULTS = [
     ({"global_batch_size": 7}, "not a multiple of --global-batch-size 7"),
     ({"turn_quota": "per_env", "n_env": 5}, "change n_env"),
-    ({"critic_warmup": {"w_epoch": 3, "w_iter": 1}, "num_critic_only_steps": 2}, "--num-critic-only-steps is 2 .* 4;"),
-    ({"critic_warmup": {"w_epoch": 2}, "num_critic_only_steps": 2, **GROUP}, "critic_warmup .* --advantage-estimator"),
-    ({"custom_convert_samples_to_train_data_path": None}, "--custom-convert-samples-to-train-data-path rollout"),
+    (
+        {"critic_warmup": {"w_epoch": 3, "w_iter": 1}, "num_critic_only_steps": 2},
+        "--num-critic-only-steps is 2 .* 4;",
+    ),
+    (
+        {"critic_warmup": {"w_epoch": 2}, "num_critic_only_steps": 2, **GROUP},
+        "critic_warmup .* --advantage-estimator",
+    ),
+    (
+        {"custom_convert_samples_to_train_data_path": None},
+        "--custom-convert-samples-to-train-data-path rollout",
+    ),
     ({"use_dynamic_batch_size": False}, "--use-dynamic-batch-size"),
     ({"rollout_max_response_len": None}, "--rollout-max-response-len is missing"),
     ({"rollout_temperature": 0.0}, "--rollout-temperature 0 must be above 0"),
@@ -61,14 +71,29 @@ FIXED_TURN_FAULTS = [
         "memory.notes_chars: 24 .* --rollout-max-context-len 38",
     ),
     ({"sglang_context_length": 4000}, "--sglang-context-length 4000"),
-    ({"advantage_estimator": "grpo", "custom_megatron_init_path": None}, "--custom-advantage-function-path"),
+    (
+        {"advantage_estimator": "grpo", "custom_megatron_init_path": None},
+        "--custom-advantage-function-path",
+    ),
     ({"over_sampling_batch_size": 48}, "--over-sampling-batch-size"),
     ({"rollout_global_dataset": False}, "--disable-rollout-global-dataset"),
-    ({"data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer"}, "--data-source-path is missing"),
-    ({"rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout"}, "nothing that plays turns"),
-    ({"custom_advantage_function_path": "my.function"}, "would replace it, drop one of them .in the actor"),
+    (
+        {"data_source_path": "slime.rollout.data_source.RolloutDataSourceWithBuffer"},
+        "--data-source-path is missing",
+    ),
+    (
+        {"rollout_function_path": "slime.rollout.sglang_rollout.generate_rollout"},
+        "nothing that plays turns",
+    ),
+    (
+        {"custom_advantage_function_path": "my.function"},
+        "would replace it, drop one of them .in the actor",
+    ),
     ({"fp16": True}, "--fp16"),
-    ({"data_parallel_size": 3, "micro_batch_size": 1}, "--global-batch-size 8 is not a multiple of 3, the data-par"),
+    (
+        {"data_parallel_size": 3, "micro_batch_size": 1},
+        "--global-batch-size 8 is not a multiple of 3, the data-par",
+    ),
     ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: .* --kl-loss-coef"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
@@ -80,11 +105,20 @@ FIXED_TURN_FAULTS = [
     ({"gae_form": "no_such_package.form"}, "gae_form: no_such_package cannot be imported"),
     ({"group_estimator": "rloo"}, "group_estimator: rloo .* --advantage-estima"),
     ({**GROUP, "advantage_estimator": "ppo"}, "a critic that advantage.group.compute_advantages"),
-    ({**GROUP, "custom_advantage_function_path": HOOK}, "--advantage-estimator grpo trains no critic"),
-    ({"use_rollout_logprobs": True, "kl_coef": 0.1, "megatron_config_path": None, "save": None}, "its first step"),
+    (
+        {**GROUP, "custom_advantage_function_path": HOOK},
+        "--advantage-estimator grpo trains no critic",
+    ),
+    (
+        {"use_rollout_logprobs": True, "kl_coef": 0.1, "megatron_config_path": None, "save": None},
+        "its first step",
+    ),
     ({"loss_type": "sft_loss"}, "--loss-type sft_loss would imitate"),
     ({"loss_type": "custom_loss"}, "needs --custom-loss-function-path"),
-    ({"loss_type": "custom_loss", "custom_loss_function_path": "a.b", "policy_loss": "dis"}, "policy_loss: dis in the"),
+    (
+        {"loss_type": "custom_loss", "custom_loss_function_path": "a.b", "policy_loss": "dis"},
+        "policy_loss: dis in the",
+    ),
     ({"use_opd": True, "opd_type": "sglang"}, "--opd-type sglang"),
     ({"megatron_config_path": None}, "is the folder of both actor and critic"),
 ]
@@ -102,7 +136,9 @@ def test_fixed_turn_batches_are_refused_before_anything_is_played(
 def test_a_role_with_static_micro_batches_is_refused(tmp_path: Path) -> None:
     roles = tmp_path / "roles.yaml"
     overrides = {"save": str(tmp_path / "critic"), "use_dynamic_batch_size": False}
-    roles.write_text(json.dumps({"megatron": [{"name": "default", "role": "critic", "overrides": overrides}]}))
+    roles.write_text(
+        json.dumps({"megatron": [{"name": "default", "role": "critic", "overrides": overrides}]})
+    )
     with pytest.raises(ConfigError, match="missing for the critic"):
         EpisodeSource(rollout_args(tmp_path, **HOOKS, megatron_config_path=str(roles)))
 
@@ -116,7 +152,9 @@ def test_functions_that_replace_the_evaluation_or_the_loss_are_named(tmp_path: P
     EpisodeSource(args)
 
 
-TABLE = yaml.safe_load((REPO / "rollout" / "bridge" / "slime_flags.yaml").read_text(encoding="utf-8"))
+TABLE = yaml.safe_load(
+    (REPO / "rollout" / "bridge" / "slime_flags.yaml").read_text(encoding="utf-8")
+)
 
 
 def decisions() -> list[tuple[str, str]]:
@@ -132,14 +170,18 @@ def test_every_flag_of_slimes_parser_has_one_decision() -> None:
     """The recorded flags; a slow test compares them with the checkout's own parser."""
     flags = [flag for flag, _ in decisions()]
     assert len(flags) == len(set(flags))
-    assert recorded_own_flags() - set(flags) == set(), "decide about these flags in rollout/bridge/slime_flags.yaml"
+    assert recorded_own_flags() - set(flags) == set(), (
+        "decide about these flags in rollout/bridge/slime_flags.yaml"
+    )
     assert set(flags) - recorded_own_flags() == set(), "slime has no such flags"
 
 
 def test_the_docs_name_every_flag_that_is_refused_or_warned_about() -> None:
     page = "".join(path.read_text(encoding="utf-8") for path in (REPO / "docs").glob("slime*.md"))
     assert [
-        flag for flag, decision in decisions() if decision in ("refused", "warned") and f"`{flag}" not in page
+        flag
+        for flag, decision in decisions()
+        if decision in ("refused", "warned") and f"`{flag}" not in page
     ] == []
 
 
@@ -158,7 +200,9 @@ ROWS = [(decision, row) for decision in ("refused", "warned") for row in TABLE[d
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("decision", "row"), ROWS, ids=[f"{name}-{row['flags'].split()[0]}" for name, row in ROWS])
+@pytest.mark.parametrize(
+    ("decision", "row"), ROWS, ids=[f"{name}-{row['flags'].split()[0]}" for name, row in ROWS]
+)
 def test_each_flag_of_the_table_gets_its_sentence_beside_its_hook_and_not_without(
     tmp_path: Path, decision: str, row: dict[str, str], way: str
 ) -> None:
@@ -202,12 +246,20 @@ def test_a_context_longer_than_the_model_has_positions_is_refused(tmp_path: Path
         ({"advantage_estimator": "gspo"}, "--advantage-estimator is gspo"),
         ({"kl_coef": 0.001, **SLIMES_GRPO}, "--kl-coef 0.001: --advantage-estimator grpo"),
         ({"group_estimator": "rloo", **SLIMES_GRPO}, "group_estimator: rloo in the YAML"),
-        ({"custom_convert_samples_to_train_data_path": None, **GROUP}, "are computed from its table"),
-        ({"history": "full", "samples": "turns", "use_dynamic_batch_size": False}, "samples: turns make several"),
+        (
+            {"custom_convert_samples_to_train_data_path": None, **GROUP},
+            "are computed from its table",
+        ),
+        (
+            {"history": "full", "samples": "turns", "use_dynamic_batch_size": False},
+            "samples: turns make several",
+        ),
         ({"history": "full", "samples": "turns", "log_passrate": True}, "--log-passrate expects"),
     ],
 )
-def test_wrong_flags_for_whole_episodes_are_refused(tmp_path: Path, overrides: dict[str, Any], words: str) -> None:
+def test_wrong_flags_for_whole_episodes_are_refused(
+    tmp_path: Path, overrides: dict[str, Any], words: str
+) -> None:
     args = rollout_args(tmp_path, **{**HOOKS, **EPISODES, **overrides})
     with pytest.raises(ConfigError, match=words):
         check_flags(args, load_settings(args))
@@ -235,7 +287,14 @@ UNCONVERTED = {"custom_convert_samples_to_train_data_path": None, "history": "fu
         {**EPISODES, **SLIMES_GRPO, **UNCONVERTED, "custom_megatron_init_path": INSTALL},
         {**EPISODES, **GROUP, "custom_megatron_init_path": INSTALL},
     ],
-    ids=["fixed turns", "own advantages", "no training", "slime's batches", "slime's estimator", "group estimator"],
+    ids=[
+        "fixed turns",
+        "own advantages",
+        "no training",
+        "slime's batches",
+        "slime's estimator",
+        "group estimator",
+    ],
 )
 def test_good_flags_pass(tmp_path: Path, overrides: dict[str, Any]) -> None:
     EpisodeSource(rollout_args(tmp_path, **{**HOOKS, **overrides}))
@@ -247,7 +306,13 @@ def weights(folder: Path) -> str:
     return str(folder)
 
 
-SEPARATE = {**GROUP, **EPISODES, "offload_train": False, "colocate": False, "update_weight_transport": "nccl"}
+SEPARATE = {
+    **GROUP,
+    **EPISODES,
+    "offload_train": False,
+    "colocate": False,
+    "update_weight_transport": "nccl",
+}
 
 
 @pytest.mark.parametrize(
@@ -267,18 +332,29 @@ SEPARATE = {**GROUP, **EPISODES, "offload_train": False, "colocate": False, "upd
 def test_a_run_whose_engines_would_start_with_another_models_weights_is_refused_without_the_patch(
     tmp_path: Path, overrides: dict[str, Any], held: str | None
 ) -> None:
-    folders = {name: weights(tmp_path / name) for name in ("actor", "ref", "teach")} | {"empty": str(tmp_path)}
+    folders = {name: weights(tmp_path / name) for name in ("actor", "ref", "teach")} | {
+        "empty": str(tmp_path)
+    }
     start = folders[overrides.get("load", "actor")]
-    given = {"load": start, "ref_load": folders["ref"], "opd_teacher_load": folders["teach"], "save": None}
+    given = {
+        "load": start,
+        "ref_load": folders["ref"],
+        "opd_teacher_load": folders["teach"],
+        "save": None,
+    }
     args = rollout_args(tmp_path, **{**HOOKS, **SEPARATE, **overrides, **given})
     if held is None:
         EpisodeSource(args)
         return
-    with pytest.raises(ConfigError, match=f"the {held}'s weights .* give --custom-megatron-init-path {INSTALL}"):
+    with pytest.raises(
+        ConfigError, match=f"the {held}'s weights .* give --custom-megatron-init-path {INSTALL}"
+    ):
         EpisodeSource(args)
 
 
-def test_preflight_warns_of_a_kl_loss_without_coefficient_and_reads_the_actors_own_flags(tmp_path: Path) -> None:
+def test_preflight_warns_of_a_kl_loss_without_coefficient_and_reads_the_actors_own_flags(
+    tmp_path: Path,
+) -> None:
     args = rollout_args(tmp_path, **HOOKS, use_kl_loss=True, kl_loss_coef=0.0)
     [sentence] = flags_without_effect(args, ())
     assert "--kl-loss-coef 0 (the default) only logs the KL" in sentence

@@ -1,4 +1,5 @@
-"""Old checkpoints are deleted only if newer ones are complete for the actor, the critic and the rollout."""
+"""Old checkpoints are deleted only if newer ones are complete for the actor, the critic and the
+rollout."""
 
 import itertools
 import logging
@@ -30,7 +31,9 @@ def args(tmp_path: Path) -> Namespace:
     )
 
 
-def write(args: Namespace, step: int, *roles: str, tracked: bool = True, state: bool = True) -> None:
+def write(
+    args: Namespace, step: int, *roles: str, tracked: bool = True, state: bool = True
+) -> None:
     """What a save at `step` leaves on disk for these roles."""
     for role in roles:
         folder = Path(args.save).with_name(role)
@@ -53,7 +56,9 @@ def kept(args: Namespace, role: str) -> list[int]:
 
 
 def states(args: Namespace) -> list[int]:
-    return sorted(int(path.stem.rsplit("_", 1)[1]) for path in (Path(args.save) / "rollout").glob("*.pt"))
+    return sorted(
+        int(path.stem.rsplit("_", 1)[1]) for path in (Path(args.save) / "rollout").glob("*.pt")
+    )
 
 
 def test_both_roles_and_the_rollout_keep_their_last_common_steps(args: Namespace) -> None:
@@ -104,7 +109,9 @@ def test_without_a_critic_only_the_actor_counts(args: Namespace) -> None:
     assert kept(args, "actor") == states(args) == [29]
 
 
-def test_half_deleted_checkpoints_are_deleted_and_links_are_left_alone(args: Namespace, tmp_path: Path) -> None:
+def test_half_deleted_checkpoints_are_deleted_and_links_are_left_alone(
+    args: Namespace, tmp_path: Path
+) -> None:
     actor = Path(args.save)
     (tmp_path / "elsewhere").mkdir()
     for step in (9, 19):
@@ -122,7 +129,8 @@ def resumes_at(args: Namespace) -> int:
 
 
 MOMENTS = 10
-"""A rotation of one step renames and deletes two folders, of two files each, and the rollout's state."""
+"""A rotation of one step renames and deletes two folders, of two files each, and the rollout's
+state."""
 
 
 @pytest.mark.parametrize("moment", range(MOMENTS + 1))
@@ -157,7 +165,9 @@ def test_a_rotation_that_is_killed_at_any_moment_leaves_nothing_half_deleted_tha
     for role in ("actor", "critic"):
         for folder in Path(args.save).with_name(role).glob("iter_*"):
             assert len(list(folder.iterdir())) == 2, folder
-    assert resumes_at(args) == (19 if kept(args, "actor") == kept(args, "critic") == [19, 39] else -1)
+    assert resumes_at(args) == (
+        19 if kept(args, "actor") == kept(args, "critic") == [19, 39] else -1
+    )
     if 19 not in states(args):
         with pytest.raises(CheckpointError, match="does not exist"):
             load_state(args.save, None, 19)

@@ -1,4 +1,5 @@
-"""With a growing history, the model writes notes before the context is full, and the conversation goes on from them."""
+"""With a growing history, the model writes notes before the context is full, and the conversation
+goes on from them."""
 
 from pathlib import Path
 
@@ -29,18 +30,24 @@ def test_a_compacted_conversation_shows_task_notes_and_the_last_whole_exchanges(
     conversation.show(reply(4))
     assert conversation.wants_notes(left=9) and conversation.appends
     (request,) = conversation.show(reply(4), notes=True)
-    assert "Write your notes now" in request["content"] and len(conversation.messages) == 1 + 2 * 4 + 1
+    assert (
+        "Write your notes now" in request["content"] and len(conversation.messages) == 1 + 2 * 4 + 1
+    )
     conversation.noted("the key is red")
     shown = conversation.show(reply(4))
     assert shown == conversation.messages
     assert [message["role"] for message in shown[1:]] == [*["user", "assistant"] * 2, "user"]
     texts = [message["content"] for message in shown[1:]]
     assert "step 0" in texts[0] and texts[0].endswith("Your notes:\nthe key is red")
-    assert texts[1:4:2] == ["answer 2", "answer 3"] and "step 3" in texts[2] and "step 4" in texts[4]
+    assert (
+        texts[1:4:2] == ["answer 2", "answer 3"] and "step 3" in texts[2] and "step 4" in texts[4]
+    )
     assert not conversation.wants_notes(left=0), "the last exchanges would be all that is left out"
 
 
-async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(tmp_path: Path) -> None:
+async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(
+    tmp_path: Path,
+) -> None:
     async with playing(tmp_path, plays, **COMPACTING, **one_slot(60)) as run:
         batch = await fixed_turn.collect(run.args, 0, run.source)
         samples = build_samples(batch.segments, range(60), (await run.runtime()).samples)
@@ -51,16 +58,25 @@ async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(t
     assert len(notes) == 3 and all(map(asked, (prompts[number] for number in notes)))
     assert max(map(len, prompts)) < CONTEXT
     for number in notes:
-        assert len(prompts[number]) > 0.7 * CONTEXT and len(prompts[number + 1]) < len(prompts[number]) / 2
+        assert (
+            len(prompts[number]) > 0.7 * CONTEXT
+            and len(prompts[number + 1]) < len(prompts[number]) / 2
+        )
         assert chatml_tokenizer().decode(prompts[number + 1]).count("Your notes") <= 1
     rows = [row_of(sample) for sample in samples[0]]
     stretches = [row.indices for row in rows]
-    assert [stretch[-1] for stretch in stretches[:3]] == notes and sum(map(len, stretches)) == len(prompts)
+    assert [stretch[-1] for stretch in stretches[:3]] == notes and sum(map(len, stretches)) == len(
+        prompts
+    )
     assert [row.turns[-1].moves for row in rows] == [False] * 3 + [True]
-    assert batch.metrics["summary/turns"] == sum(not turn.stepped for part in batch.segments for turn in part.turns)
+    assert batch.metrics["summary/turns"] == sum(
+        not turn.stepped for part in batch.segments for turn in part.turns
+    )
 
 
-async def test_a_whole_episode_in_slimes_loop_comes_as_one_sample_per_stretch(tmp_path: Path) -> None:
+async def test_a_whole_episode_in_slimes_loop_comes_as_one_sample_per_stretch(
+    tmp_path: Path,
+) -> None:
     async with playing(tmp_path, plays, **COMPACTING, **one_slot(60)) as run:
         samples = await run.episode()
         requests = [request["input_ids"] for request in run.engine.requests]
@@ -70,7 +86,9 @@ async def test_a_whole_episode_in_slimes_loop_comes_as_one_sample_per_stretch(tm
         assert all(sample.tokens[: start + turn.start] in requests for turn in row_of(sample).turns)
 
 
-async def test_a_first_prompt_that_leaves_less_than_is_to_stay_free_is_refused(tmp_path: Path) -> None:
+async def test_a_first_prompt_that_leaves_less_than_is_to_stay_free_is_refused(
+    tmp_path: Path,
+) -> None:
     keys = {**COMPACTING, "memory": {**MEMORY, "free": 1000}, "max_episode_failures_per_batch": 0}
     async with playing(tmp_path, plays, **keys) as run:
         with pytest.raises(FailureBudgetError, match=r"memory\.free: 1000"):

@@ -1,4 +1,5 @@
-"""The engine client: malformed answers are refused with the reason, faults are retried within limits."""
+"""The engine client: malformed answers are refused with the reason, faults are retried within
+limits."""
 
 import asyncio
 import copy
@@ -66,7 +67,9 @@ def test_a_malformed_answer_is_refused_with_the_reason(answer: Any, words: str) 
 
 
 def test_images_go_with_unexpanded_placeholders() -> None:
-    body = json.loads(request_body(Prompt([1, 9, 9, 9, 2], ["base64"], {}, [1, 9, 2]), {"top_p": 1.0}))
+    body = json.loads(
+        request_body(Prompt([1, 9, 9, 9, 2], ["base64"], {}, [1, 9, 2]), {"top_p": 1.0})
+    )
     assert body == {
         **{"input_ids": [1, 9, 2], "image_data": ["base64"]},
         **{"sampling_params": {"top_p": 1.0}, "return_logprob": True},
@@ -83,16 +86,28 @@ def test_requests_and_answers_hold_everything_that_python_writes_as_json() -> No
     ("meta", "versions"),
     [
         ({"weight_version": "8", "weight_versions": ["7", "8"]}, ("7", "8")),
-        ({"weight_versions": [{"version": 7, "start": 0, "end": 1}, {"version": 8, "start": 1, "end": 2}]}, ("7", "8")),
+        (
+            {
+                "weight_versions": [
+                    {"version": 7, "start": 0, "end": 1},
+                    {"version": 8, "start": 1, "end": 2},
+                ]
+            },
+            ("7", "8"),
+        ),
         ({"weight_version": None}, ()),
     ],
 )
-def test_an_answer_that_spans_a_weight_update_names_every_version(meta: Any, versions: tuple[str, ...]) -> None:
+def test_an_answer_that_spans_a_weight_update_names_every_version(
+    meta: Any, versions: tuple[str, ...]
+) -> None:
     assert parse_generation(bad(**meta)).weight_versions == versions
 
 
 @asynccontextmanager
-async def client_of(script: Any, settings: EngineSettings = FAST) -> AsyncIterator[tuple[EngineClient, ScriptedEngine]]:
+async def client_of(
+    script: Any, settings: EngineSettings = FAST
+) -> AsyncIterator[tuple[EngineClient, ScriptedEngine]]:
     """A client of an engine with this script."""
     async with ScriptedEngine(chatml_tokenizer(), script) as engine:
         client = EngineClient(f"http://127.0.0.1:{engine.port}", settings)
@@ -128,7 +143,11 @@ async def test_a_fault_is_retried_and_counted_by_its_kind(fault: str) -> None:
 
 
 REFUSALS: dict[int, tuple[Any, str, bool]] = {
-    400: ({"error": {"message": "The input is longer than the model's context length"}}, "longer than the model", True),
+    400: (
+        {"error": {"message": "The input is longer than the model's context length"}},
+        "longer than the model",
+        True,
+    ),
     404: ({"object": "error", "message": "no such model"}, "HTTP 404: no such model$", False),
     422: ("plain text", "HTTP 422: plain text$", False),
 }
@@ -205,7 +224,9 @@ def test_retries_wait_longer_each_time_up_to_a_limit_and_never_all_at_once() -> 
 async def test_an_engine_that_restarts_with_other_weights_is_found_again() -> None:
     async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "one") as engine:
         port = engine.port
-        client = EngineClient(f"http://127.0.0.1:{port}", EngineSettings(max_retries=12, backoff_s=0.05))
+        client = EngineClient(
+            f"http://127.0.0.1:{port}", EngineSettings(max_retries=12, backoff_s=0.05)
+        )
         assert (await client.generate(PROMPT, {})).weight_versions == ("1",)
 
     async def restart() -> ScriptedEngine:

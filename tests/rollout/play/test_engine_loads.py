@@ -1,4 +1,5 @@
-"""Each engine's running and waiting requests reach the batch's metrics, and engines that do not tell stop nothing."""
+"""Each engine's running and waiting requests reach the batch's metrics, and engines that do not
+tell stop nothing."""
 
 import asyncio
 import logging
@@ -17,11 +18,14 @@ from rollout.play.engine import EngineClient, EngineLoad, EngineLoads
 
 @asynccontextmanager
 async def serving(routes: dict[str, Any]) -> AsyncIterator[str]:
-    """A server that answers GET requests with this JSON; a list is answered one item per request, the last again."""
+    """A server that answers GET requests with this JSON; a list is answered one item per request,
+    the last again."""
 
     async def answer(request: web.Request) -> web.Response:
         found = routes[request.path]
-        return web.json_response((found.pop(0) if len(found) > 1 else found[0]) if isinstance(found, list) else found)
+        return web.json_response(
+            (found.pop(0) if len(found) > 1 else found[0]) if isinstance(found, list) else found
+        )
 
     app = web.Application()
     app.add_routes([web.get(path, answer) for path in routes])
@@ -30,7 +34,12 @@ async def serving(routes: dict[str, Any]) -> AsyncIterator[str]:
 
 
 def load(running: int, waiting: int, ranks: int = 1) -> dict[str, Any]:
-    rank = {"dp_rank": 0, "num_running_reqs": running, "num_waiting_reqs": waiting, "num_used_tokens": 9}
+    rank = {
+        "dp_rank": 0,
+        "num_running_reqs": running,
+        "num_waiting_reqs": waiting,
+        "num_used_tokens": 9,
+    }
     return {"version": "0.5.9", "loads": [rank] * ranks}
 
 
@@ -53,14 +62,21 @@ async def until_known(loads: EngineLoads, engines: int) -> dict[int, EngineLoad]
     raise AssertionError(f"no loads of {engines} engines")
 
 
-async def test_engines_behind_a_router_tell_what_runs_and_waits_over_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_engines_behind_a_router_tell_what_runs_and_waits_over_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Numbers are those of the addresses in order, also of an engine that does not tell."""
-    async with serving({"/v1/loads": load(3, 1, ranks=2)}) as one, serving({"/v1/loads": load(5, 0)}) as two:
+    async with (
+        serving({"/v1/loads": load(3, 1, ranks=2)}) as one,
+        serving({"/v1/loads": load(5, 0)}) as two,
+    ):
         told = {"http://127.0.0.1:9": None, one: EngineLoad(6.0, 2.0), two: EngineLoad(5.0, 0.0)}
         listed = {"workers": [{"url": url} for url in told]}
         async with serving({"/workers": listed}) as router, watching(router, monkeypatch) as loads:
             found = await until_known(loads, 2)
-    assert found == {number: told[url] for number, url in enumerate(sorted(told)) if told[url] is not None}
+    assert found == {
+        number: told[url] for number, url in enumerate(sorted(told)) if told[url] is not None
+    }
 
 
 async def test_a_load_is_the_mean_since_the_last_batch() -> None:

@@ -17,7 +17,12 @@ from tests.conftest import load_recording
 
 def past(count: int) -> list[Exchange]:
     return [
-        Exchange(make_observation(f"long {k}", f"short {k}"), f"THINK: t{k}\nACTION: a{k}", k % 3 != 0, f"a{k}")
+        Exchange(
+            make_observation(f"long {k}", f"short {k}"),
+            f"THINK: t{k}\nACTION: a{k}",
+            k % 3 != 0,
+            f"a{k}",
+        )
         for k in range(count)
     ]
 
@@ -25,7 +30,9 @@ def past(count: int) -> list[Exchange]:
 def shown(kind: str, index: int, **config: int) -> list[str]:
     memory = build_memory(MemorySettings(kind=kind, **config))
     kept = past(index) if memory.horizon is None else past(index)[max(0, index - memory.horizon) :]
-    messages = build_messages(memory, "rules", kept, make_observation("long now", "short now"), index, "Answer.")
+    messages = build_messages(
+        memory, "rules", kept, make_observation("long now", "short now"), index, "Answer."
+    )
     return [f"{m['role']}: {m['content']}" for m in messages]
 
 
@@ -33,7 +40,9 @@ def shown(kind: str, index: int, **config: int) -> list[str]:
 def test_a_window_shows_the_last_n_turns_in_order(index: int, n: int) -> None:
     messages = shown("window", index, n=n)
     assert len(messages) == 2 + 2 * min(n, index)
-    assert messages[1:-1:2] == [f"user: Observation:\nlong {k}" for k in range(index - min(n, index), index)]
+    assert messages[1:-1:2] == [
+        f"user: Observation:\nlong {k}" for k in range(index - min(n, index), index)
+    ]
 
 
 def test_a_rejected_answer_never_appears_but_the_executed_action_does() -> None:
@@ -95,7 +104,9 @@ def test_a_factory_may_lie_in_a_file(tmp_path: Path) -> None:
         ("breaks", "ZeroDivisionError: division by zero at .*mine.py:14"),
     ],
 )
-def test_a_factory_that_does_not_work_is_named_with_what_to_return(tmp_path: Path, name: str, told: str) -> None:
+def test_a_factory_that_does_not_work_is_named_with_what_to_return(
+    tmp_path: Path, name: str, told: str
+) -> None:
     (tmp_path / "mine.py").write_text(FACTORIES)
     with pytest.raises(ConfigError, match=told):
         shown(f"{tmp_path}/mine.py:{name}", 1)
@@ -103,14 +114,21 @@ def test_a_factory_that_does_not_work_is_named_with_what_to_return(tmp_path: Pat
 
 @pytest.mark.parametrize("family", ["babyai", "babaisai"])
 def test_prompts_lay_out_history_as_verlog_does(family: str) -> None:
-    """The request for an answer is in our own words, and a rejected answer is not shown; the rest is the same."""
-    (episode,) = [e for e in load_recording("verlog_prompts.json.gz")["episodes"] if e["env"] == family]
+    """The request for an answer is in our own words, and a rejected answer is not shown; the rest
+    is the same."""
+    (episode,) = [
+        e for e in load_recording("verlog_prompts.json.gz")["episodes"] if e["env"] == family
+    ]
     memory = build_memory(MemorySettings())
     for step, following in itertools.pairwise(episode["steps"]):
         shown, now = following["messages"][0]["content"], following["messages"][-1]["content"]
-        long_term = now.removeprefix("Current Observation:\n").split("\n\nWhat will you do next?")[0]
+        long_term = now.removeprefix("Current Observation:\n").split("\n\nWhat will you do next?")[
+            0
+        ]
         before = make_observation(shown.removeprefix("Observation:\n"))
-        exchange = Exchange(before, following["full_action"], following["is_valid"], following["executed"])
+        exchange = Exchange(
+            before, following["full_action"], following["is_valid"], following["executed"]
+        )
         messages = build_messages(memory, "", [exchange], make_observation(long_term), 1, "Answer.")
         assert messages[0] == following["messages"][0]
         if following["is_valid"]:

@@ -1,4 +1,5 @@
-"""Inline notes: a valid response may replace them, and later prompts show them, in every rollout and after a resume."""
+"""Inline notes: a valid response may replace them, and later prompts show them, in every rollout
+and after a resume."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -60,7 +61,15 @@ def test_the_last_line_of_notes_replaces_the_old_ones_unless_it_is_empty(
 def reply(step: int, **facts: Any) -> EnvReply:
     observation = make_observation(f"step {step}", images=facts.pop("images", ()))
     message = {"role": "user", "content": f"step {step}"}
-    return EnvReply(observation, [message], "rules", facts.pop("answer_format", "Answer."), "left", True, **facts)
+    return EnvReply(
+        observation,
+        [message],
+        "rules",
+        facts.pop("answer_format", "Answer."),
+        "left",
+        True,
+        **facts,
+    )
 
 
 def talk(responses: Sequence[tuple[str, bool]], **config: Any) -> list[str]:
@@ -75,23 +84,41 @@ def talk(responses: Sequence[tuple[str, bool]], **config: Any) -> list[str]:
 
 
 def test_prompts_ask_for_notes_and_show_the_last_ones_of_a_valid_response() -> None:
-    answers = [("NOTES: red\nACTION: a", True), ("NOTES: blue\nACTION: b", False), ("ACTION: c", True)]
+    answers = [
+        ("NOTES: red\nACTION: a", True),
+        ("NOTES: blue\nACTION: b", False),
+        ("ACTION: c", True),
+    ]
     first, *later = talk(answers, n=0, notes_chars=30)
-    request = "Before your action you may write one line of notes. Later prompts show your last notes:\n"
+    request = (
+        "Before your action you may write one line of notes. Later prompts show your last notes:\n"
+    )
     request += "NOTES: what you want to remember, at most 30 characters"
     assert first == f"Current Observation:\nstep 0\n\nAnswer.\n\n{request}"
     assert later == [
-        f"Current Observation:\nstep {step}\n\nYour notes:\nred\n\nAnswer.\n\n{request}" for step in (1, 2, 3)
+        f"Current Observation:\nstep {step}\n\nYour notes:\nred\n\nAnswer.\n\n{request}"
+        for step in (1, 2, 3)
     ]
 
 
-@given(st.lists(st.tuples(st.text(max_size=40) | st.text("NOTES: x\n", max_size=40), st.booleans()), max_size=6))
-def test_whatever_was_answered_notes_are_one_short_line_of_a_valid_response(responses: list[tuple[str, bool]]) -> None:
+@given(
+    st.lists(
+        st.tuples(st.text(max_size=40) | st.text("NOTES: x\n", max_size=40), st.booleans()),
+        max_size=6,
+    )
+)
+def test_whatever_was_answered_notes_are_one_short_line_of_a_valid_response(
+    responses: list[tuple[str, bool]],
+) -> None:
     conversation = Conversation(build_memory(MemorySettings(kind="inline_notes", notes_chars=5)))
     for answer, valid in responses:
         before = conversation.notes
         conversation.answered(make_observation(""), answer, valid, "left")
-        assert conversation.notes is not None and len(conversation.notes) <= 5 and "\n" not in conversation.notes
+        assert (
+            conversation.notes is not None
+            and len(conversation.notes) <= 5
+            and "\n" not in conversation.notes
+        )
         assert conversation.notes == before or (valid and conversation.notes in answer)
 
 
@@ -108,7 +135,9 @@ def test_an_image_mark_in_the_notes_shows_no_image() -> None:
 
 def test_nothing_is_added_to_whole_prompts() -> None:
     conversation = Conversation(build_memory(MemorySettings(kind="inline_notes")))
-    assert conversation.show(reply(0, whole_prompts=True)) == [{"role": "user", "content": "step 0"}]
+    assert conversation.show(reply(0, whole_prompts=True)) == [
+        {"role": "user", "content": "step 0"}
+    ]
     conversation.answered(reply(0).observation, "NOTES: x\nACTION: a", True, "a")
     assert conversation.notes is None and conversation.notes_events == ()
 
@@ -120,7 +149,9 @@ def notes_in(prompt: Any) -> str | None:
     return text.split("Your notes:\n")[1].split("\n")[0] if "Your notes:\n" in text else None
 
 
-async def play(folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any) -> Any:
+async def play(
+    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
+) -> Any:
     return await play_saved(folder, first, last, collect, **{"script": writes, **NOTES, **keys})
 
 
@@ -134,12 +165,17 @@ async def test_batches_show_the_notes_and_count_them(tmp_path: Path, collect: An
         for event, mark in {"empty": "NOTES:\n", "written": "NOTES: ", "cut": "its limit"}.items():
             share = sum(mark in sample.response for sample in valid) / len(valid)
             assert output.metrics[f"turn/notes_{event}_ratio"] == pytest.approx(share)
-        assert 0 <= output.metrics["turn/notes_copied_ratio"] < 1 and output.metrics["turn/notes_action_ratio"] == 0
+        assert (
+            0 <= output.metrics["turn/notes_copied_ratio"] < 1
+            and output.metrics["turn/notes_action_ratio"] == 0
+        )
         after |= {place_of(sample): sample.metadata["notes"] for sample in turns}
         for sample in turns:
             episode, turn = place_of(sample)
             before = after.get((episode, turn - 1))
-            assert before is None or notes_in(sample.tokens[: -sample.response_length]) == (before or None)
+            assert before is None or notes_in(sample.tokens[: -sample.response_length]) == (
+                before or None
+            )
     assert len(set(after.values())) > 2
 
 
@@ -164,15 +200,22 @@ async def test_whole_and_held_out_episodes_show_and_record_notes(tmp_path: Path)
     metrics = whole_episode_metrics(episode_facts(samples))
     assert metrics["turn/notes_written_ratio"] == 1.0 and metrics["turn/notes_copied_ratio"] == 0.0
     recorded = [turn.get("notes") for turn in result.facts()["story"]]
-    assert shown[turns:] == [None, *recorded[:-1]] and set(recorded) == {"the key is red", "went right first"}
+    assert shown[turns:] == [None, *recorded[:-1]] and set(recorded) == {
+        "the key is red",
+        "went right first",
+    }
 
 
-async def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(tmp_path: Path) -> None:
+async def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(
+    tmp_path: Path,
+) -> None:
     turns = 16
     keys = {"rollout_batch_size": 1, "global_batch_size": 1, "n_env": 1, "env": {"max_length": 12}}
     whole = [body["input_ids"] for body in (await play(tmp_path, 0, turns, **keys))[1]]
     shown = [notes_in(ids) for ids in whole]
-    assert len(set(shown)) > 2 and sum(notes is None for notes in shown) > 1, "notes change, and episodes begin"
+    assert len(set(shown)) > 2 and sum(notes is None for notes in shown) > 1, (
+        "notes change, and episodes begin"
+    )
     for turn in range(1, turns):
         _, requests = await play(tmp_path, turn, turn + 1, **keys)
         assert [body["input_ids"] for body in requests] == whole[turn : turn + 1]

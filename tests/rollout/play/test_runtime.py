@@ -34,7 +34,9 @@ async def test_slime_has_the_time_to_replace_a_dead_engine(
     assert least_s < waited < least_s + 30
 
 
-async def test_full_garbage_collections_are_deferred_to_the_end_of_a_batch_even_if_it_fails() -> None:
+async def test_full_garbage_collections_are_deferred_to_the_end_of_a_batch_even_if_it_fails() -> (
+    None
+):
     full: list[str] = []
     watch = lambda phase, info: full.append(phase) if info["generation"] == 2 else None
     thresholds = gc.get_threshold()

@@ -33,7 +33,9 @@ def talk(steps: int, notes: Sequence[str], **config: Any) -> list[str]:
 
     show(0)
     for step in range(1, steps + 1):
-        conversation.answered(reply(step - 1).observation, f"ACTION: a{step - 1}", True, f"a{step - 1}")
+        conversation.answered(
+            reply(step - 1).observation, f"ACTION: a{step - 1}", True, f"a{step - 1}"
+        )
         show(step)
         if conversation.wants_notes(0, fits=True):
             texts.pop()
@@ -45,7 +47,9 @@ def talk(steps: int, notes: Sequence[str], **config: Any) -> list[str]:
 
 def test_prompts_show_the_task_the_notes_the_kept_turns_and_what_happened_since() -> None:
     texts = talk(5, ["red key", "went left"], every=2, keep=1, max_tokens=9)
-    old = lambda *steps: "".join(f"\nObservation:\nstep {k}\nPrevious plan:\nACTION: a{k}" for k in steps)
+    old = lambda *steps: "".join(
+        f"\nObservation:\nstep {k}\nPrevious plan:\nACTION: a{k}" for k in steps
+    )
     now = lambda step, notes="": (
         f"\nCurrent Observation:\nstep {step}\n\n" + (f"Your notes:\n{notes}\n\n" if notes else "")
     )

@@ -1,4 +1,5 @@
-"""Notes in separate turns, in every rollout: counted, trained and saved, and never seen by the environment."""
+"""Notes in separate turns, in every rollout: counted, trained and saved, and never seen by the
+environment."""
 
 from pathlib import Path
 from statistics import mean
@@ -32,7 +33,9 @@ WRITTEN = ("the key is red", "", "<|im_start|>ACTION: left", "went right")
 def asked(prompt: Any) -> bool:
     """Whether a prompt, as text, ids or request, asks for notes."""
     ids = prompt["input_ids"] if isinstance(prompt, dict) else prompt
-    return "Write your notes now" in (ids if isinstance(ids, str) else chatml_tokenizer().decode(ids))
+    return "Write your notes now" in (
+        ids if isinstance(ids, str) else chatml_tokenizer().decode(ids)
+    )
 
 
 def plays(body: dict[str, Any], number: int) -> str:
@@ -49,13 +52,19 @@ def one_slot(turns: int) -> dict[str, Any]:
     return {"n_env": 1, "rollout_batch_size": turns, "global_batch_size": turns}
 
 
-async def play(folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any) -> Any:
+async def play(
+    folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
+) -> Any:
     """The outputs and requests of `play_saved` with notes."""
-    return await play_saved(folder, first, last, collect, **{"script": plays, "memory": NOTES, **LONG, **keys})
+    return await play_saved(
+        folder, first, last, collect, **{"script": plays, "memory": NOTES, **LONG, **keys}
+    )
 
 
 @pytest.mark.parametrize(("budget", "summaries"), [(25, 5), (24, 4)])
-async def test_a_summary_takes_one_turn_of_the_batch(tmp_path: Path, budget: int, summaries: int) -> None:
+async def test_a_summary_takes_one_turn_of_the_batch(
+    tmp_path: Path, budget: int, summaries: int
+) -> None:
     ((output,), requests) = await play(tmp_path, 0, 1, **one_slot(budget))
     metrics = output.metrics
     assert [asked(body) for body in requests] == [k % 5 == 4 for k in range(budget)]
@@ -63,30 +72,43 @@ async def test_a_summary_takes_one_turn_of_the_batch(tmp_path: Path, budget: int
     assert longest == [24 if asked(body) else 32 for body in requests]
     assert metrics["rollout/turns"] == budget and metrics["summary/turns"] == summaries
     bootstrap = flat(output)[-1]
-    assert bootstrap.metadata["kind"] == "bootstrap" and asked(bootstrap.tokens[:-1]) == (budget == 24)
+    assert bootstrap.metadata["kind"] == "bootstrap" and asked(bootstrap.tokens[:-1]) == (
+        budget == 24
+    )
     played = [s.metadata for s in turns_of(output) if "summary" not in s.metadata]
     assert len(played) == 20
     assert metrics["turn/valid_action_ratio"] == sum(facts["valid_action"] for facts in played) / 20
     assert metrics["turn/reward"] == pytest.approx(sum(facts["reward"] for facts in played) / 20)
 
 
-async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_anchor(tmp_path: Path) -> None:
+async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_anchor(
+    tmp_path: Path,
+) -> None:
     ((output,), _) = await play(tmp_path, 0, 1)
     one_gpu = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
     data = convert_samples_to_train_data(rollout_args(tmp_path, **one_gpu), output.samples)
     seen = 0
     for sample, vector in zip(flat(output), data["prompt"], strict=True):
         for span in decode_row(vector).turns:
-            assert span.moves == ("summary" not in sample.metadata) and (span.anchor >= 0) == span.moves
+            assert (
+                span.moves == ("summary" not in sample.metadata)
+                and (span.anchor >= 0) == span.moves
+            )
             if not span.moves:
                 seen += 1
-                assert span.reward == 0.0 and span.action_start == -1 and sample.metadata["action"] is None
+                assert (
+                    span.reward == 0.0
+                    and span.action_start == -1
+                    and sample.metadata["action"] is None
+                )
                 assert not sample.metadata["terminated"] and not sample.metadata["truncated"]
     assert seen == output.metrics["summary/turns"] > 0
 
 
 @pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
-async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: Path, collect: Any) -> None:
+async def test_batches_measure_the_notes_and_later_prompts_show_them(
+    tmp_path: Path, collect: Any
+) -> None:
     outputs, _ = await play(tmp_path, 0, 3, collect)
     notes: dict[int, tuple[int, str]] = {}
     for output in outputs:
@@ -99,7 +121,9 @@ async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: P
             "tokens": mean(sample.response_length for sample in summaries),
             "cut": 0.0,
         }
-        assert {name: output.metrics[f"summary/{name}"] for name in measured} == pytest.approx(measured)
+        assert {name: output.metrics[f"summary/{name}"] for name in measured} == pytest.approx(
+            measured
+        )
         assert not [name for name in output.metrics if name.startswith("turn/notes_")]
         for sample in turns_of(output):
             episode, turn = place_of(sample)
@@ -112,7 +136,9 @@ async def test_batches_measure_the_notes_and_later_prompts_show_them(tmp_path: P
     assert len({text for _, text in notes.values()}) > 1
 
 
-@pytest.mark.parametrize(("written", "copied"), [([1, 2, 3, 4, 5, 9], 2 / 3), ([4, 5, 6, 9], 0.0), ([1, 2, 3], None)])
+@pytest.mark.parametrize(
+    ("written", "copied"), [([1, 2, 3, 4, 5, 9], 2 / 3), ([4, 5, 6, 9], 0.0), ([1, 2, 3], None)]
+)
 def test_copied_is_the_share_of_four_tokens_in_a_row_that_the_prompt_showed(
     written: list[int], copied: float | None
 ) -> None:
@@ -122,7 +148,9 @@ def test_copied_is_the_share_of_four_tokens_in_a_row_that_the_prompt_showed(
     assert found.get("copied") == copied and found["tokens"] == len(written) + 1
 
 
-async def test_summaries_do_not_count_towards_max_turns_or_the_episodes_turns(tmp_path: Path) -> None:
+async def test_summaries_do_not_count_towards_max_turns_or_the_episodes_turns(
+    tmp_path: Path,
+) -> None:
     outputs, requests = await play(tmp_path, 0, 2, max_turns=8, **one_slot(18))
     # After the eighth turn of an episode nothing is noted: it is over.
     assert [asked(body) for body in requests] == [k % 9 == 4 for k in range(36)]
@@ -142,7 +170,12 @@ async def test_control_tokens_in_notes_stay_text(tmp_path: Path) -> None:
 COMPACTION = {"kind": "notes", "free": 550, "keep": 1, "times": 3, "max_tokens": 24}
 RESUMED: dict[str, dict[str, Any]] = {
     "window": {"env": {"max_length": 12}, "memory": {**NOTES, "every": 2}},
-    "compaction": {"history": "full", "samples": "turns", "rollout_max_context_len": 1024, "memory": COMPACTION},
+    "compaction": {
+        "history": "full",
+        "samples": "turns",
+        "rollout_max_context_len": 1024,
+        "memory": COMPACTION,
+    },
 }
 
 
@@ -167,13 +200,17 @@ async def test_turns_that_a_checkpoint_keeps_keep_their_notes(tmp_path: Path) ->
     keys = {"critic_warmup": {"w_epoch": 1, "w_iter": 1}, "num_critic_only_steps": 2}
     (_, whole), _ = await play(tmp_path, 0, 2, **keys)
     (resumed,), _ = await play(tmp_path, 1, 2, **keys)
-    notes = lambda output: [(s.metadata.get("summary"), s.metadata.get("notes")) for s in turns_of(output)]
+    notes = lambda output: [
+        (s.metadata.get("summary"), s.metadata.get("notes")) for s in turns_of(output)
+    ]
     assert notes(resumed) == notes(whole) and any(summary for summary, _ in notes(resumed))
     moves = [row_of(sample).turns[0].moves for sample in turns_of(resumed)]
     assert moves == [summary is None for summary, _ in notes(resumed)]
 
 
-async def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns(tmp_path: Path) -> None:
+async def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns(
+    tmp_path: Path,
+) -> None:
     await play(tmp_path, 0, 1, **one_slot(7))
     for memory, lost in ((NOTES, 0.0), ({"kind": "window"}, 1.0), ({**NOTES, "every": 3}, 1.0)):
         ((output,), _) = await play(tmp_path, 1, 2, **one_slot(7), memory=memory)
@@ -186,10 +223,15 @@ async def test_a_live_episode_is_given_up_if_the_memory_now_notes_at_other_turns
         ({"memory": {**NOTES, "n": 2}}, "memory.n: 2 .* memory.keep"),
         ({"memory": {**NOTES, "max_tokens": 33}}, "memory.max_tokens: 33"),
         ({"memory": {**NOTES, "keep": 0}, "history": "full"}, "memory.keep: 0"),
-        ({"memory": NOTES, "history": "full", "rollout_max_context_len": None}, "--rollout-max-context-len"),
+        (
+            {"memory": NOTES, "history": "full", "rollout_max_context_len": None},
+            "--rollout-max-context-len",
+        ),
     ],
 )
-def test_budgets_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+def test_budgets_that_cannot_work_are_refused(
+    tmp_path: Path, keys: dict[str, Any], told: str
+) -> None:
     args = rollout_args(tmp_path, **keys)
     with pytest.raises(ConfigError, match=told):
         check_generate(args, load_settings(args))
@@ -201,7 +243,9 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
     memory = {**NOTES, "every": 1, "keep": 0}
     ((whole,), requests) = await play(tmp_path, 0, 1, memory=memory, **one_slot(4))
     lengths = [len(body["input_ids"]) for body in requests]
-    assert lengths[1] > max(lengths[0], lengths[2]) + 20, "the request for notes is longer than that for an action"
+    assert lengths[1] > max(lengths[0], lengths[2]) + 20, (
+        "the request for notes is longer than that for an action"
+    )
     assert whole.metrics["rollout/faults/notes_not_asked"] == 0
     limit = lengths[1] - 1
     for number in range(2):  # a replay counts nothing again
@@ -209,7 +253,9 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
         ((output,), requests) = await play(tmp_path, number, number + 1, memory=memory, **keys)
         assert not any(map(asked, requests))
         assert output.metrics["rollout/faults/notes_not_asked"] == 4
-    warning, _ = [record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()]
+    warning, _ = [
+        record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()
+    ]
     assert "does not fit" in warning and "memory.budget" in warning
 
 
@@ -226,7 +272,9 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
 def test_preflight_refuses_a_budget_or_context_below_the_first_prompt_of_a_task(
     tmp_path: Path, kind: str, budget: int, context: int | None, told: str | None
 ) -> None:
-    args = rollout_args(tmp_path, memory={**NOTES, "budget": budget, "kind": kind}, rollout_max_context_len=context)
+    args = rollout_args(
+        tmp_path, memory={**NOTES, "budget": budget, "kind": kind}, rollout_max_context_len=context
+    )
     settings = load_settings(args)
     look = first_prompt_check(settings, RolloutFlags.read(args))
     if told is None:

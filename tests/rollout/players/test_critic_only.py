@@ -1,4 +1,5 @@
-"""Several processes play the batches of one in the critic's warm-up, in value pretraining and with `stagger_turns`."""
+"""Several processes play the batches of one in the critic's warm-up, in value pretraining and with
+`stagger_turns`."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +9,17 @@ import pytest
 
 from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import ANSWERS, content, flat, place_of, places_of, playing, turn_bytes, turns_in, turns_of
+from tests.fixtures.playing import (
+    ANSWERS,
+    content,
+    flat,
+    place_of,
+    places_of,
+    playing,
+    turn_bytes,
+    turns_in,
+    turns_of,
+)
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
 from tests.rollout.players.test_players import warm  # noqa: F401  (a fixture)
 
@@ -32,9 +43,11 @@ def long(_seed: int) -> int:
 
 
 async def play(folder: Path, processes: int, batches: int, **keys: Any) -> list[Any]:
-    """The first batches; the engine gets new weights once the actor is trained, and then answers otherwise.
+    """The first batches; the engine gets new weights once the actor is trained, and then answers
+    otherwise.
 
-    With several processes, one is killed in the middle of a batch, and one before the third, which may be drawn.
+    With several processes, one is killed in the middle of a batch, and one before the third, which
+    may be drawn.
     """
 
     def answers(body: dict[str, Any], number: int) -> str:
@@ -47,7 +60,12 @@ async def play(folder: Path, processes: int, batches: int, **keys: Any) -> list[
 
     engine = ScriptedEngine(chatml_tokenizer(), answers)
     engine.delay = killing
-    given = {"env": {"max_length": 12}, "turn_quota": "per_env", "rollout_processes": processes, **keys}
+    given = {
+        "env": {"max_length": 12},
+        "turn_quota": "per_env",
+        "rollout_processes": processes,
+        **keys,
+    }
     outputs: list[Any] = []
     async with playing(folder, engine, **given) as run:
         for number in range(batches):
@@ -67,7 +85,9 @@ def versions(*outputs: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "keys", some([WARMUP, PRETRAINING, STAGGER], [PRETRAINING, STAGGER]), ids=["warm-up", "pretraining", "stagger"]
+    "keys",
+    some([WARMUP, PRETRAINING, STAGGER], [PRETRAINING, STAGGER]),
+    ids=["warm-up", "pretraining", "stagger"],
 )
 async def test_batches_are_those_of_one_process(tmp_path: Path, keys: dict[str, Any]) -> None:
     batches = keys.get("num_critic_only_steps", 4) + (keys is not PRETRAINING)
@@ -83,8 +103,12 @@ async def test_batches_are_those_of_one_process(tmp_path: Path, keys: dict[str, 
         assert versions(*wide[:4]) == {"1"}, "the policy is frozen"
 
 
-async def test_a_warm_up_that_shares_its_turns_has_exact_batches_and_the_turns_of_one_process(tmp_path: Path) -> None:
-    runs = [await play(tmp_path, processes, 6, **WARMUP, turn_quota="global") for processes in (1, 3)]
+async def test_a_warm_up_that_shares_its_turns_has_exact_batches_and_the_turns_of_one_process(
+    tmp_path: Path,
+) -> None:
+    runs = [
+        await play(tmp_path, processes, 6, **WARMUP, turn_quota="global") for processes in (1, 3)
+    ]
     played = []
     for outputs in runs:
         assert [len(turns_of(output)) for output in outputs] == [32] * 6
@@ -93,9 +117,13 @@ async def test_a_warm_up_that_shares_its_turns_has_exact_batches_and_the_turns_o
         for drawn in outputs[2:4]:
             assert drawn.metrics["warmup/drawn_turns"] == 32.0
             assert len(set(places_of(drawn))) == 32 and set(places_of(drawn)) <= set(kept)
-        assert versions(*outputs[:5]) == {"1"} and versions(outputs[5]) == {"2"}, "until the actor is trained"
+        assert versions(*outputs[:5]) == {"1"} and versions(outputs[5]) == {"2"}, (
+            "until the actor is trained"
+        )
         later = places_of(*outputs[:2], *outputs[4:])
-        assert len(set(later)) == len(later) and all(k == 0 or (e, k - 1) in later for e, k in later)
+        assert len(set(later)) == len(later) and all(
+            k == 0 or (e, k - 1) in later for e, k in later
+        )
         played.append({place_of(sample): turn_bytes(sample) for sample in turns_of(*outputs[:2])})
     both = played[0].keys() & played[1].keys()
     assert len(both) >= 32 and all(played[0][turn] == played[1][turn] for turn in both)

@@ -1,6 +1,8 @@
-"""Processes that hang or are killed, again and again: no turn is lost or played twice, and memory stays flat.
+"""Processes that hang or are killed, again and again: no turn is lost or played twice, and memory
+stays flat.
 
-`SOAK_MINUTES` sets the length: 2 by default, with a kill every 15 seconds; 60 in the documented run, every minute.
+`SOAK_MINUTES` sets the length: 2 by default, with a kill every 15 seconds; 60 in the documented
+run, every minute.
 """
 
 import asyncio
@@ -37,7 +39,13 @@ RESTART_S = 3.0
 """Seconds from the end of the engine to its restart."""
 
 
-FAULTS = ("episodes_failed", "player_died", "env_worker_died", "engine_connection_lost", "engine_refused")
+FAULTS = (
+    "episodes_failed",
+    "player_died",
+    "env_worker_died",
+    "engine_connection_lost",
+    "engine_refused",
+)
 
 
 class ServedEngine(ScriptedEngine):
@@ -64,14 +72,17 @@ async def serve(version: Any, port: int, started: Any) -> None:
 
 
 class EngineProcess:
-    """An engine in its own process. It is restarted on its address, as under slime's fault tolerance."""
+    """An engine in its own process. It is restarted on its address, as under slime's fault
+    tolerance."""
 
     def __init__(self) -> None:
         self.version, self.port = CONTEXT.Value("q", 1), 0
 
     def start(self) -> None:
         ours, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_serve, args=(self.version, self.port, theirs), daemon=True)
+        self.process = CONTEXT.Process(
+            target=_serve, args=(self.version, self.port, theirs), daemon=True
+        )
         self.process.start()
         self.port = ours.recv()
 
@@ -89,7 +100,8 @@ def _serve(version: Any, port: int, started: Any) -> None:
 
 
 class Killer:
-    """Kills a player, an environment worker and the engine in turn; the first player lives as long as the run."""
+    """Kills a player, an environment worker and the engine in turn; the first player lives as long
+    as the run."""
 
     def __init__(self, engine: EngineProcess, players: PlayerProcesses) -> None:
         self.engine, self.players, self.killed = engine, players, Counter[str]()
@@ -104,7 +116,9 @@ class Killer:
             elif kind == "player":
                 psutil.Process(self._chosen.choice(pids[1:])).kill()
             else:
-                self._chosen.choice(psutil.Process(self._chosen.choice(pids)).children(recursive=True)).kill()
+                self._chosen.choice(
+                    psutil.Process(self._chosen.choice(pids)).children(recursive=True)
+                ).kill()
             self.killed[kind] += 1
 
 
@@ -127,11 +141,17 @@ class Memory:
         self.player.append(self.latest[pids[0]])
 
     def check(self) -> None:
-        """Compare a quarter of the way with the end; successors of killed players need no more than the first."""
+        """Compare a quarter of the way with the end; successors of killed players need no more than
+        the first."""
         quarter, most = len(self.manager) // 4, max(self.latest.values())
-        mib = [kept[number] >> 20 for kept in (self.manager, self.player) for number in (quarter, -1)]
+        mib = [
+            kept[number] >> 20 for kept in (self.manager, self.player) for number in (quarter, -1)
+        ]
         print("manager: {} to {} MiB, first player: {} to {} MiB,".format(*mib), end=" ")
-        print(f"{len(self.latest)} players: at most {most >> 20} MiB; {self.files[quarter]} to {self.files[-1]} files")
+        print(
+            f"{len(self.latest)} players: at most {most >> 20} MiB; {self.files[quarter]} to "
+            f"{self.files[-1]} files"
+        )
         assert self.manager[-1] < 1.1 * self.manager[quarter]
         assert self.player[-1] < 1.1 * self.player[quarter] and most < 1.1 * self.player[quarter]
         assert self.files[-1] <= self.files[quarter] + 16
@@ -150,18 +170,32 @@ async def test_a_player_that_hangs_is_ended_and_the_batch_is_that_of_one_process
                 runs.append(await run.batch(0))
     alone, hung = runs
     assert content(alone) == content(hung)
-    assert hung.metrics["rollout/faults/player_died"] >= 1, "a loaded machine may stop the other one, too"
+    assert hung.metrics["rollout/faults/player_died"] >= 1, (
+        "a loaded machine may stop the other one, too"
+    )
     assert hung.metrics["rollout/faults/episodes_failed"] == 0
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60 * MINUTES + 600)
-async def test_whatever_is_killed_no_turn_is_lost_or_played_twice_and_memory_is_flat(tmp_path: Path) -> None:
+async def test_whatever_is_killed_no_turn_is_lost_or_played_twice_and_memory_is_flat(
+    tmp_path: Path,
+) -> None:
     played, engine = array("q"), EngineProcess()
     engine.start()
     keys: dict[str, Any] = {"env_backend": "process", "env_workers": 4, "env": {"max_length": 40}}
-    keys["engine"] = {"timeout_s": 60.0, "max_retries": 100, "backoff_s": 0.05, "backoff_max_s": 0.5}
-    keys |= {"sglang_router_port": engine.port, "rollout_processes": 2, "max_staleness": 1, "turn_quota": "global"}
+    keys["engine"] = {
+        "timeout_s": 60.0,
+        "max_retries": 100,
+        "backoff_s": 0.05,
+        "backoff_max_s": 0.5,
+    }
+    keys |= {
+        "sglang_router_port": engine.port,
+        "rollout_processes": 2,
+        "max_staleness": 1,
+        "turn_quota": "global",
+    }
     run, faults = Run(tmp_path, **keys), Counter[str]()
     try:
         players = await run.players()
@@ -184,7 +218,10 @@ async def test_whatever_is_killed_no_turn_is_lost_or_played_twice_and_memory_is_
     finally:
         await close_runtimes()
         engine.process.kill()
-    print(f"{MINUTES:g} min: {number + 1} batches, {len(played)} turns; killed: {killer.killed}; faults: {faults}")
+    print(
+        f"{MINUTES:g} min: {number + 1} batches, {len(played)} turns; killed: {killer.killed}; "
+        f"faults: {faults}"
+    )
     seen = set(played)
     assert len(seen) == len(played), "no turn is played twice"
     assert all(turn % ROUNDS == 0 or turn - 1 in seen for turn in seen), "no turn is lost"

@@ -1,4 +1,5 @@
-"""A player whose node lacks the environment's package: the others play its episodes, and a warning names it."""
+"""A player whose node lacks the environment's package: the others play its episodes, and a warning
+names it."""
 
 import socket
 from pathlib import Path
@@ -42,7 +43,10 @@ class Lacking(Run):
             (folder / "game.py").write_text(GAME)
         self.lacking = folder / "lacking"
         self.lacking.write_text("")
-        game = {"rollout_interaction_env_path": str(folder / "game.py"), "max_env_retries_per_turn": 0}
+        game = {
+            "rollout_interaction_env_path": str(folder / "game.py"),
+            "max_env_retries_per_turn": 0,
+        }
         super().__init__(folder, engine, **{**LONG, **game, "n_env": 8, **keys})
 
     async def lack(self, *numbers: int) -> None:
@@ -73,28 +77,42 @@ async def test_the_batches_are_those_of_one_process_and_one_warning_names_each_s
                 await run.lack(0, 2)
             runs.append([await run.batch(number) for number in range(3)])
     assert content(*runs[0]) == content(*runs[1])
-    told = [record.getMessage() for record in caplog.records if "no environment starts" in record.getMessage()]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "no environment starts" in record.getMessage()
+    ]
     assert len(told) == 2 and all("package_of_the_environment" in words for words in told)
     for number in (0, 2):
-        assert any(f"rollout process {number} on {socket.gethostname()}: " in words for words in told)
+        assert any(
+            f"rollout process {number} on {socket.gethostname()}: " in words for words in told
+        )
     failed = [output.metrics["rollout/faults/env_raised"] for output in runs[1]]
     tried = (tmp_path / "tried").read_text().splitlines()
-    assert failed == [len(tried), 0, 0] and failed[0] >= 2, "only the first episodes are tried there"
+    assert failed == [len(tried), 0, 0] and failed[0] >= 2, (
+        "only the first episodes are tried there"
+    )
     assert len(set(tried)) == len(tried), "and none of them twice in one process"
 
 
 async def test_no_held_out_episode_is_missing(tmp_path: Path) -> None:
     results = []
     for processes in (1, 3):
-        async with lacking(tmp_path, processes, eval={"episodes": 12, "max_turns": 8}, n_env=6) as run:
+        async with lacking(
+            tmp_path, processes, eval={"episodes": 12, "max_turns": 8}, n_env=6
+        ) as run:
             if processes > 1:
                 await run.lack(0)
             output = await run.evaluation()
-        results.append((output.metrics, [sample_bytes(sample) for sample in output.data["count"]["samples"]]))
+        results.append(
+            (output.metrics, [sample_bytes(sample) for sample in output.data["count"]["samples"]])
+        )
     assert results[0] == results[1]
 
 
-async def test_an_environment_that_breaks_where_others_have_started_is_not_tried_elsewhere(tmp_path: Path) -> None:
+async def test_an_environment_that_breaks_where_others_have_started_is_not_tried_elsewhere(
+    tmp_path: Path,
+) -> None:
     async with lacking(tmp_path, 2, env={"max_length": 3}) as run:
         await run.batch(0)
         await run.lack(0, 1)
@@ -105,7 +123,8 @@ async def test_an_environment_that_breaks_where_others_have_started_is_not_tried
 async def test_a_successor_that_lacks_the_package_gives_its_episodes_to_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As if a killed player were started again on another node. The episodes that it played go on elsewhere."""
+    """As if a killed player were started again on another node. The episodes that it played go on
+    elsewhere."""
     runs: list[list[Any]] = []
     for processes in (1, 3):
         async with lacking(tmp_path, processes, max_episode_failures_per_batch=0) as run:
@@ -117,8 +136,14 @@ async def test_a_successor_that_lacks_the_package_gives_its_episodes_to_the_othe
                 run.lacking.write_text(str(players._places[1].pid))
             runs.append([*outputs, await run.batch(1), await run.batch(2)])
     assert content(*runs[0]) == content(*runs[1])
-    told = [record.getMessage() for record in caplog.records if "no environment starts" in record.getMessage()]
-    assert len(told) == 1 and "the successor: " in told[0] and "package_of_the_environment" in told[0]
+    told = [
+        record.getMessage()
+        for record in caplog.records
+        if "no environment starts" in record.getMessage()
+    ]
+    assert (
+        len(told) == 1 and "the successor: " in told[0] and "package_of_the_environment" in told[0]
+    )
 
 
 async def test_episodes_that_start_nowhere_are_blamed_on_no_process(
@@ -136,7 +161,9 @@ async def test_episodes_that_start_nowhere_are_blamed_on_no_process(
     assert "no environment starts" not in caplog.text
 
 
-async def test_after_a_death_one_broken_episode_keeps_none_from_the_successor(tmp_path: Path) -> None:
+async def test_after_a_death_one_broken_episode_keeps_none_from_the_successor(
+    tmp_path: Path,
+) -> None:
     async with lacking(tmp_path, 2) as run:
         await run.batch(0)
         await run.kill(1)
@@ -144,4 +171,6 @@ async def test_after_a_death_one_broken_episode_keeps_none_from_the_successor(tm
         await run.lack(0, 1)
         await assert_does_not_open(run)
         run.lacking.write_text("")
-        assert all(place.started and not place.avoided_until for place in (await run.players())._places)
+        assert all(
+            place.started and not place.avoided_until for place in (await run.players())._places
+        )

@@ -1,4 +1,5 @@
-"""Players as a run starts them: new processes of this machine, and Ray actors on a real cluster of two nodes."""
+"""Players as a run starts them: new processes of this machine, and Ray actors on a real cluster of
+two nodes."""
 
 import asyncio
 import random
@@ -27,14 +28,23 @@ def jitter(seed: int) -> Any:
     return lambda number: generator.random() * 0.01
 
 
-async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end_with_it(tmp_path: Path) -> None:
-    keys = {"turn_quota": "per_env", "env": {"max_length": 40}, "env_backend": "process", "env_workers": 2}
+async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end_with_it(
+    tmp_path: Path,
+) -> None:
+    keys = {
+        "turn_quota": "per_env",
+        "env": {"max_length": 40},
+        "env_backend": "process",
+        "env_workers": 2,
+    }
     alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
     wide, _ = await play_batches(tmp_path, 2, jitter(2), rollout_processes=2, **keys)
     assert content(*alone) == content(*wide)
 
 
-async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(tmp_path: Path) -> None:
+async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(
+    tmp_path: Path,
+) -> None:
     """As on a node that lacks the checkpoint."""
     with warm_players():
         async with playing(tmp_path, rollout_processes=2) as run:
@@ -44,10 +54,14 @@ async def test_what_a_player_cannot_read_is_said_in_the_words_of_one_process(tmp
                 await players.open(None)
 
 
-async def test_whoever_does_not_show_the_token_is_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whoever_does_not_show_the_token_is_turned_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(launch, "HELLO_S", 0.2)
     token, connected = b"t" * 32, asyncio.get_running_loop().create_future()
-    async with await asyncio.start_server(partial(_accept, token, connected), "127.0.0.1") as server:
+    async with await asyncio.start_server(
+        partial(_accept, token, connected), "127.0.0.1"
+    ) as server:
         address = server.sockets[0].getsockname()
         strangers = [await asyncio.open_connection(*address) for _ in range(3)]
         strangers[1][1].write(b"x" * 32)
@@ -87,7 +101,8 @@ LACKS = f"The actor died in its creation task, {WHERE}RuntimeError: failed to im
     [
         (
             ActorGoneError(f"{LACKS}ModuleNotFoundError: No module named 'orjson'"),
-            "ModuleNotFoundError: No module named 'orjson' on 192.0.2.2; every node needs the same packages",
+            "ModuleNotFoundError: No module named 'orjson' on 192.0.2.2; every node needs the "
+            "same packages",
         ),
         (
             RuntimeError(f"{WHERE}TimeoutError: [Errno 110] Connection timed out"),
@@ -95,7 +110,9 @@ LACKS = f"The actor died in its creation task, {WHERE}RuntimeError: failed to im
         ),
     ],
 )
-async def test_why_an_actor_cannot_play_is_said_in_one_sentence(problem: Exception, said: str) -> None:
+async def test_why_an_actor_cannot_play_is_said_in_one_sentence(
+    problem: Exception, said: str
+) -> None:
     async def play(*_: Any) -> None:
         raise problem
 
@@ -195,14 +212,23 @@ async def test_continuous_batches_of_two_ray_actors_lose_no_turn_when_weights_co
             outputs.append(await run.batch(number, continuous.collect))
             await asyncio.sleep(0.2)  # training
             run.engine.update()
-    assert len(launched) == 3 and sum(output.metrics["rollout/faults/player_died"] for output in outputs) == 1
+    assert (
+        len(launched) == 3
+        and sum(output.metrics["rollout/faults/player_died"] for output in outputs) == 1
+    )
     assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in outputs)
     assert [len(places_of(output)) for output in outputs] == [TURNS] * 6
     no_gap_and_none_twice(places_of(*outputs))
     ages = {output.metrics["turn/staleness_max"] for output in outputs}
     assert ages <= {0.0, 1.0} and 1.0 in ages, "turns are played while training runs"
     for process in (0, 1):
-        assert sum(output.metrics[f"rollout/process/{process}/engine_concurrency"] for output in outputs[:3]) > 0
+        assert (
+            sum(
+                output.metrics[f"rollout/process/{process}/engine_concurrency"]
+                for output in outputs[:3]
+            )
+            > 0
+        )
 
 
 async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sentence(
@@ -214,4 +240,6 @@ async def test_a_player_that_does_not_start_in_time_stops_the_run_with_one_sente
             players = await run.players()
             with pytest.raises(PlayerError, match="a rollout process has not started within 0 s"):
                 await players.open(run.source.episode(0))
-    assert players.faults["player_died"] == 0 and all(place.player is None for place in players._places)
+    assert players.faults["player_died"] == 0 and all(
+        place.player is None for place in players._places
+    )

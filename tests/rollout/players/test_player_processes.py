@@ -1,4 +1,5 @@
-"""The processes of the players: their load and faults, how many there are, and how they start and end."""
+"""The processes of the players: their load and faults, how many there are, and how they start and
+end."""
 
 import asyncio
 from pathlib import Path
@@ -39,7 +40,9 @@ async def test_faults_in_the_players_are_counted_as_in_one_process(tmp_path: Pat
 
 
 @pytest.mark.parametrize("processes", some([1, 2], [2]))
-async def test_a_response_that_spans_an_update_is_asked_again_and_never_stepped(tmp_path: Path, processes: int) -> None:
+async def test_a_response_that_spans_an_update_is_asked_again_and_never_stepped(
+    tmp_path: Path, processes: int
+) -> None:
     def spanning(body: dict[str, Any], number: int) -> Any:
         answer = engine.answer(plays(body, number), body)
         if number % 5 == 3:
@@ -82,7 +85,10 @@ async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_play
     ("keys", "said"),
     [
         (
-            {"rollout_processes": 5, "rollout_function_path": "rollout.fixed_turn.generate_rollout"},
+            {
+                "rollout_processes": 5,
+                "rollout_function_path": "rollout.fixed_turn.generate_rollout",
+            },
             "rollout_processes: 5 is more than n_env: 4",
         ),
         (
@@ -91,7 +97,9 @@ async def test_an_episode_that_is_opened_while_the_run_ends_starts_no_other_play
         ),
     ],
 )
-def test_numbers_of_processes_that_cannot_work_are_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+def test_numbers_of_processes_that_cannot_work_are_refused(
+    tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
     with pytest.raises(ConfigError, match=said):
         EpisodeSource(rollout_args(tmp_path, **keys))
 
@@ -106,6 +114,8 @@ def test_numbers_of_processes_that_cannot_work_are_refused(tmp_path: Path, keys:
         ({"rollout_num_gpus": 64, "custom_generate_function_path": "rollout.generate.generate"}, 1),
     ],
 )
-def test_auto_means_one_process_per_four_engines(tmp_path: Path, flags: dict[str, Any], count: int) -> None:
+def test_auto_means_one_process_per_four_engines(
+    tmp_path: Path, flags: dict[str, Any], count: int
+) -> None:
     args = rollout_args(tmp_path, **{"rollout_processes": "auto", "n_env": 64, **flags})
     assert process_count(args, EpisodeSource(args).settings) == count

@@ -1,4 +1,5 @@
-"""Several rollout processes: the batches of one process, also when players are killed; faults counted and bounded."""
+"""Several rollout processes: the batches of one process, also when players are killed; faults
+counted and bounded."""
 
 import asyncio
 from collections.abc import Iterator
@@ -49,14 +50,18 @@ def killing(run: Any, kills: dict[int, int], pause: Any = lambda number: 0.005) 
 
 
 @pytest.mark.parametrize("keys", [{"history": "full"}, NOTES], ids=["full", "notes"])
-async def test_batches_whose_players_are_killed_are_those_of_one_process(tmp_path: Path, keys: dict[str, Any]) -> None:
+async def test_batches_whose_players_are_killed_are_those_of_one_process(
+    tmp_path: Path, keys: dict[str, Any]
+) -> None:
     runs, config = list[list[Any]](), tmp_path / "config.yaml"
     for processes in (1, 2):
         config.write_text(f"rollout_interaction_env_path: {COUNTING}\n")
         given = {**LONG, **keys, "rollout_processes": processes, "custom_config_path": str(config)}
         async with playing(tmp_path, **given) as run:
             # Players 1 and 0, so that no kill waits for a restart.
-            killing(run, {17: 1, 40: 0} if processes > 1 else {}, lambda number: 0.005 * (number % 3))
+            killing(
+                run, {17: 1, 40: 0} if processes > 1 else {}, lambda number: 0.005 * (number % 3)
+            )
             outputs = [await run.batch(0)]
             config.write_text("max_observation_chars: 1\n")  # someone prepares the next run
             outputs.append(await run.batch(1))
@@ -70,14 +75,18 @@ async def test_batches_whose_players_are_killed_are_those_of_one_process(tmp_pat
     assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in killed)
 
 
-async def test_the_episodes_of_a_killed_player_that_cannot_be_replayed_fail_and_are_counted(tmp_path: Path) -> None:
+async def test_the_episodes_of_a_killed_player_that_cannot_be_replayed_fail_and_are_counted(
+    tmp_path: Path,
+) -> None:
     async with playing(tmp_path, **{**TWO, "env": {"max_length": 40, "lie": True}}) as run:
         outputs = [await run.batch(0)]
         await run.kill(0)
         outputs.append(await run.batch(1))
     no_gap_and_none_twice(places_of(*outputs))
     assert len(places_of(*outputs)) == 48
-    assert 1 <= outputs[1].metrics["rollout/faults/episodes_failed"] <= 2, "the live episodes of one player of two"
+    assert 1 <= outputs[1].metrics["rollout/faults/episodes_failed"] <= 2, (
+        "the live episodes of one player of two"
+    )
 
 
 async def test_players_that_die_again_and_again_stop_the_batch_with_one_sentence(
@@ -101,7 +110,9 @@ async def test_players_that_die_with_their_node_are_each_started_again(
     assert output.metrics["rollout/faults/player_died"] == 3
 
 
-async def test_aborted_turns_are_retries_of_their_process_and_those_of_a_dead_one_are_counted(tmp_path: Path) -> None:
+async def test_aborted_turns_are_retries_of_their_process_and_those_of_a_dead_one_are_counted(
+    tmp_path: Path,
+) -> None:
     def aborts(body: dict[str, Any], number: int) -> Any:
         return engine.answer("", body, "abort") if number % 7 == 3 else plays(body, number)
 
@@ -119,7 +130,9 @@ async def test_aborted_turns_are_retries_of_their_process_and_those_of_a_dead_on
 
 
 @pytest.mark.parametrize("processes", some([2, 4], [2]))
-async def test_continuous_batches_lose_no_turn_when_players_are_killed(tmp_path: Path, processes: int) -> None:
+async def test_continuous_batches_lose_no_turn_when_players_are_killed(
+    tmp_path: Path, processes: int
+) -> None:
     keys = {"rollout_processes": processes, "turn_quota": "global", "max_staleness": 2}
     outputs: list[Any] = []
     async with playing(tmp_path, updated_engine(), **{**LONG, **keys}) as run:
@@ -140,10 +153,16 @@ async def test_a_run_is_resumed_with_another_number_of_processes(tmp_path: Path)
     assert resumed[0].metrics["rollout/faults/episodes_lost_at_resume"] == 0
 
 
-async def test_an_evaluation_has_the_results_of_one_process_although_a_player_is_killed(tmp_path: Path) -> None:
+async def test_an_evaluation_has_the_results_of_one_process_although_a_player_is_killed(
+    tmp_path: Path,
+) -> None:
     results = []
     for processes in (1, 2):
-        keys = {"rollout_processes": processes, "history": "full", "eval": {"episodes": 6, "max_turns": 8}}
+        keys = {
+            "rollout_processes": processes,
+            "history": "full",
+            "eval": {"episodes": 6, "max_turns": 8},
+        }
         async with playing(tmp_path, **{**LONG, **keys}) as run:
             killing(run, {9: 1} if processes > 1 else {})
             output = await run.evaluation()

@@ -1,4 +1,5 @@
-"""Turns cross the connection in compact form and arrive as they were; prompts of a conversation share memory."""
+"""Turns cross the connection in compact form and arrive as they were; prompts of a conversation
+share memory."""
 
 import pickle
 from array import array
@@ -16,7 +17,9 @@ def over(value: Any) -> Any:
     return pickle.loads(dumps(value))
 
 
-def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_share_their_memory() -> None:
+def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_share_their_memory() -> (
+    None
+):
     first = Prompt(TokenPrefix(range(1400)))
     second = Prompt(first.token_ids.extended([5, 6], [7]), seen_tool=True)
     ids, log_probs = TokenPrefix(range(1000, 1150)), array("f", [-0.5] * 150)
@@ -24,7 +27,9 @@ def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_sh
     spans = (Span("engine", 1.0, 2.0, {"a": 1}, (Span("tool", 1.0, 1.5),)),)
     before, shown, sizes = NOTHING, NOTHING, []
     for prompt in (first, second):
-        turn = Turn(7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans)
+        turn = Turn(
+            7, 3, prompt, generation, "left", True, "left", 0.5, False, True, (1, 2), spans=spans
+        )
         frame = dumps((turn, prompt_change(before, prompt)))
         arrived, change = pickle.loads(frame)
         before, shown, previous = prompt, changed_prompt(shown, change), shown
@@ -37,9 +42,17 @@ def test_turns_of_a_growing_conversation_arrive_as_they_were_in_few_bytes_and_sh
 
 
 def test_images_that_the_previous_prompt_showed_are_not_sent_again() -> None:
-    parts = [{"pixels": torch.arange(6.0).reshape(2, 3)}, {"pixels": torch.ones(2, 3, dtype=torch.bfloat16)}]
+    parts = [
+        {"pixels": torch.arange(6.0).reshape(2, 3)},
+        {"pixels": torch.ones(2, 3, dtype=torch.bfloat16)},
+    ]
     old = Prompt(TokenPrefix([1, 2]), ["one", "two"], ImageChain(parts), engine_ids=[1, 9])
-    new = Prompt(TokenPrefix([3]), [old.image_data[1], "three"], ImageChain([parts[1], parts[0]]), engine_ids=[9])
+    new = Prompt(
+        TokenPrefix([3]),
+        [old.image_data[1], "three"],
+        ImageChain([parts[1], parts[0]]),
+        engine_ids=[9],
+    )
     here = changed_prompt(NOTHING, over(prompt_change(NOTHING, old)))
     change = over(prompt_change(old, new))
     assert change.images == [1, "three"] and change.inputs == [1, 0]

@@ -1,4 +1,5 @@
-"""Large pictures are scaled down, and the engine gets the scaled picture where that is the same to it."""
+"""Large pictures are scaled down, and the engine gets the scaled picture where that is the same to
+it."""
 
 import base64
 import io
@@ -14,7 +15,9 @@ from tests.rollout.tokens.test_encoding_images import shown
 
 @pytest.mark.parametrize("name", ["Qwen2_5_VLProcessor", "Qwen3VLProcessor"])
 @pytest.mark.parametrize("size", [(4321, 7679), (8000, 300)])
-def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(name: str, size: tuple[int, int]) -> None:
+def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(
+    name: str, size: tuple[int, int]
+) -> None:
     limit = 1 << 18
     encoder = DeltaEncoder(chatml_tokenizer(), processor(name), max_image_pixels=limit)
     settings = processor(name).image_processor

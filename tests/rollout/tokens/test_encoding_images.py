@@ -43,7 +43,9 @@ def one_shot(messages: list[dict[str, Any]], name: str = "Qwen3VLProcessor") -> 
         for part in message["content"]
         if part["type"] == "image"
     ]
-    text = chatml_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = chatml_tokenizer().apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
     return processor(name)(text=[text], images=images or None, return_tensors="pt")
 
 
@@ -61,12 +63,17 @@ SIZES = st.tuples(st.integers(28, 160), st.integers(28, 160))
 @pytest.mark.parametrize("name", PROCESSORS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
-def test_any_conversation_with_pictures_equals_its_one_shot_processing(name: str, data: Any) -> None:
+def test_any_conversation_with_pictures_equals_its_one_shot_processing(
+    name: str, data: Any
+) -> None:
     messages = [system()] if data.draw(st.booleans()) else []
     for turn in range(data.draw(st.integers(1, 3))):
         sizes = data.draw(st.lists(SIZES, max_size=2 if turn else 1, min_size=0 if turn else 1))
         parts: list[Any] = [{"type": "image", "image": picture(turn, *size)} for size in sizes]
-        parts.insert(data.draw(st.integers(0, len(parts))), {"type": "text", "text": data.draw(st.text(max_size=9))})
+        parts.insert(
+            data.draw(st.integers(0, len(parts))),
+            {"type": "text", "text": data.draw(st.text(max_size=9))},
+        )
         role = data.draw(st.sampled_from(["user", "tool"])) if turn else "user"
         messages += [{"role": role, "content": parts}, answer()]
     messages[-1] = user("next")
@@ -76,7 +83,13 @@ def test_any_conversation_with_pictures_equals_its_one_shot_processing(name: str
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_an_appended_conversation_with_pictures_equals_its_one_shot_processing(name: str) -> None:
     encoder = encoder_of(name)
-    messages = [shown(picture(0)), answer(), shown(picture(1, 90, 60), picture(2)), answer(), shown(text="no picture")]
+    messages = [
+        shown(picture(0)),
+        answer(),
+        shown(picture(1, 90, 60), picture(2)),
+        answer(),
+        shown(text="no picture"),
+    ]
     prompt = encoder.prompt(messages[:1])
     for message in messages[2::2]:
         prompt = encoder.append(prompt, response(encoder), [message])
@@ -91,13 +104,23 @@ def test_the_engine_gets_one_placeholder_a_picture_and_every_picture_again_each_
     for turn in range(1, 4):
         prompts.append(prompt)
         assert prompt.engine_ids.count(token) == len(prompt.image_data) == turn
-        assert prompt.token_ids.count(token) == int(prompt.train_inputs["image_grid_thw"].prod(-1).sum()) // 4
+        assert (
+            prompt.token_ids.count(token)
+            == int(prompt.train_inputs["image_grid_thw"].prod(-1).sum()) // 4
+        )
         prompt = encoder.append(prompt, [5, encoder.end_of_turn_ids[0]], [shown(picture(turn))])
-    assert [t for t in prompt.token_ids if t != token] == [t for t in prompt.engine_ids if t != token]
+    assert [t for t in prompt.token_ids if t != token] == [
+        t for t in prompt.engine_ids if t != token
+    ]
     for data, original in zip(prompt.image_data, map(picture, range(4)), strict=True):
         sent = Image.open(io.BytesIO(base64.b64decode(data.removeprefix("data:image/png;base64,"))))
         assert np.array_equal(np.asarray(sent), np.asarray(original))
-    tensors = {id(tensor) for each in prompts for part in each.train_inputs.parts for tensor in part.values()}
+    tensors = {
+        id(tensor)
+        for each in prompts
+        for part in each.train_inputs.parts
+        for tensor in part.values()
+    }
     assert len(tensors) == 3 * 2, "the prompts of an episode share each picture's tensors"
 
 
@@ -108,7 +131,9 @@ def test_a_placeholder_written_as_text_stands_for_no_picture() -> None:
     assert len(prompt.image_data) == prompt.engine_ids.count(encoder.images.token_id) == 1
     assert encoder.prompt([user(text)]).train_inputs is None
     calls = [{"type": "function", "function": {"name": "f", "arguments": {"x": text}}}]
-    assert encoder.prompt([shown(picture(0), text=text), {**answer(), "tool_calls": calls}, shown()]).image_data
+    assert encoder.prompt(
+        [shown(picture(0), text=text), {**answer(), "tool_calls": calls}, shown()]
+    ).image_data
 
 
 def test_an_engine_that_reads_tokens_as_text_sees_no_more_control_tokens() -> None:
@@ -116,18 +141,32 @@ def test_an_engine_that_reads_tokens_as_text_sees_no_more_control_tokens() -> No
     encoder, tokenizer = encoder_of(), chatml_tokenizer()
     attack = "".join(encoder.text.control)
     prompt = encoder.prompt([shown(picture(0), text=attack), answer(attack), shown(text=attack)])
-    assert tokenizer.encode(encoder.decode(prompt.engine_ids), add_special_tokens=False) == prompt.engine_ids
+    assert (
+        tokenizer.encode(encoder.decode(prompt.engine_ids), add_special_tokens=False)
+        == prompt.engine_ids
+    )
 
 
 def test_a_placeholder_that_the_model_spelled_is_masked_and_its_text_altered() -> None:
     """SGLang reads a prompt with images as text, and finds more placeholders than images."""
     encoder = encoder_of()
-    ids = [*encoder.text.encode("I see <|image_pad|> and <|image_pad|>"), encoder.end_of_turn_ids[0]]
+    ids = [
+        *encoder.text.encode("I see <|image_pad|> and <|image_pad|>"),
+        encoder.end_of_turn_ids[0],
+    ]
     assert encoder.images.token_id not in ids
-    altered = encoder.without_placeholders(Generation(ids, [-0.5] * len(ids), "", FinishReason.STOP))
-    assert len(altered.token_ids) == len(ids) and not altered.trained and "<|image_pad|>" not in altered.text
+    altered = encoder.without_placeholders(
+        Generation(ids, [-0.5] * len(ids), "", FinishReason.STOP)
+    )
+    assert (
+        len(altered.token_ids) == len(ids)
+        and not altered.trained
+        and "<|image_pad|>" not in altered.text
+    )
     assert encoder.answer_text(altered.token_ids).startswith("I see ?")
-    prompt = encoder.append(encoder.prompt([shown(picture(0))]), altered.token_ids, [shown(picture(1))])
+    prompt = encoder.append(
+        encoder.prompt([shown(picture(0))]), altered.token_ids, [shown(picture(1))]
+    )
     assert encoder.decode(prompt.engine_ids).count("<|image_pad|>") == len(prompt.image_data) == 2
     harmless = Generation(ids[:2], [-0.5] * 2, "", FinishReason.STOP)
     assert encoder.without_placeholders(harmless) is harmless
@@ -136,13 +175,18 @@ def test_a_placeholder_that_the_model_spelled_is_masked_and_its_text_altered() -
 def with_template(template: str) -> Any:
     """The processor with another chat template."""
     own = processor()
-    return type(own)(image_processor=own.image_processor, tokenizer=chatml_tokenizer(), chat_template=template)
+    return type(own)(
+        image_processor=own.image_processor, tokenizer=chatml_tokenizer(), chat_template=template
+    )
 
 
 def test_a_template_that_numbers_images_or_shows_none_is_refused() -> None:
-    counted = CHAT_TEMPLATE.replace("{%- macro render", "{%- set ic = namespace(n=0) -%}{%- macro render").replace(
+    counted = CHAT_TEMPLATE.replace(
+        "{%- macro render", "{%- set ic = namespace(n=0) -%}{%- macro render"
+    ).replace(
         "<|vision_start|>",
-        "{%- set ic.n = ic.n + 1 -%}{% if add_vision_id %}Picture {{ ic.n }}: {% endif %}<|vision_start|>",
+        "{%- set ic.n = ic.n + 1 -%}{% if add_vision_id %}Picture {{ ic.n }}: {% endif "
+        "%}<|vision_start|>",
     )
     numbered = with_template(counted)
     assert DeltaEncoder(chatml_tokenizer(), numbered).images is not None
@@ -169,7 +213,10 @@ def test_a_checkpoints_processor_loads_without_torchvision(name: str, tmp_path: 
 
 @pytest.mark.parametrize(
     ("config", "told"),
-    [('{"processor_class": "NoSuchProcessor"}', "NoSuchProcessor"), ('{"processor_cl', "preprocessor_config.json")],
+    [
+        ('{"processor_class": "NoSuchProcessor"}', "NoSuchProcessor"),
+        ('{"processor_cl', "preprocessor_config.json"),
+    ],
 )
 def test_a_processor_that_cannot_be_loaded_says_why(tmp_path: Path, config: str, told: str) -> None:
     chatml_tokenizer().save_pretrained(tmp_path)
@@ -192,7 +239,11 @@ def test_a_placeholder_that_expands_to_text_and_tokens_merges_with_its_neighbour
         image_seq_length=16,
     )
     images = [picture(0), picture(1)]
-    first = [{"type": "text", "text": "look\n"}, {"type": "image", "image": images[0]}, {"type": "text", "text": "key"}]
+    first = [
+        {"type": "text", "text": "look\n"},
+        {"type": "image", "image": images[0]},
+        {"type": "text", "text": "key"},
+    ]
     last = user([{"type": "image", "image": images[1]}])
     messages = [system(), user(first), answer(), last]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

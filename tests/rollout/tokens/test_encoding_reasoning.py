@@ -26,7 +26,8 @@ def encoder_of(thinking: bool = True, inference: bool = False) -> DeltaEncoder:
 
 
 def kept_reasoning(messages: list[dict[str, Any]], thinking: bool) -> list[int]:
-    """Qwen3's one-shot encoding if its template kept the reasoning of every answer that has some."""
+    """Qwen3's one-shot encoding if its template kept the reasoning of every answer that has
+    some."""
     tokenizer = real_tokenizer("qwen3")
     template = tokenizer.chat_template
     for old, new in (
@@ -44,7 +45,11 @@ def production(messages: list[dict[str, Any]], thinking: bool) -> list[int]:
 
 def _ids(messages: list[dict[str, Any]], thinking: bool, template: str | None) -> list[int]:
     return real_tokenizer("qwen3").apply_chat_template(
-        messages, chat_template=template, add_generation_prompt=True, enable_thinking=thinking, return_dict=True
+        messages,
+        chat_template=template,
+        add_generation_prompt=True,
+        enable_thinking=thinking,
+        return_dict=True,
     )["input_ids"]
 
 
@@ -104,13 +109,17 @@ def test_the_default_keeps_all_reasoning_and_the_inference_template_shows_what_p
     thinking: bool, messages: Any
 ) -> None:
     assert encoder_of(thinking).prompt(messages).token_ids == kept_reasoning(messages, thinking)
-    assert encoder_of(thinking, inference=True).prompt(messages).token_ids == production(messages, thinking)
+    assert encoder_of(thinking, inference=True).prompt(messages).token_ids == production(
+        messages, thinking
+    )
 
 
 @pytest.mark.parametrize("thinking", [True, False])
 @property_test
 @given(data=st.data())
-def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(thinking: bool, data: Any) -> None:
+def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(
+    thinking: bool, data: Any
+) -> None:
     """With thinking on, rollout in both histories and training see one and the same past."""
     encoder = encoder_of(thinking)
     messages = [user(data.draw(TEXT))]
@@ -124,25 +133,42 @@ def test_a_window_prompt_shows_past_answers_exactly_as_full_history_holds_them(t
     if thinking:
         assert prompt.token_ids == encoder.prompt(messages).token_ids
     else:
-        assert encoder.decode(prompt.token_ids).count("<think>\n\n</think>\n\n") == 1 + len(messages) // 2
+        assert (
+            encoder.decode(prompt.token_ids).count("<think>\n\n</think>\n\n")
+            == 1 + len(messages) // 2
+        )
 
 
-def conversation(past: str, rendered: str | None = None) -> tuple[Any, list[dict[str, Any]], list[int]]:
-    """The small tokenizer, whose template changes messages, a conversation, and its one-shot encoding."""
+def conversation(
+    past: str, rendered: str | None = None
+) -> tuple[Any, list[dict[str, Any]], list[int]]:
+    """The small tokenizer, whose template changes messages, a conversation, and its one-shot
+    encoding."""
     tokenizer = copy.copy(chatml_tokenizer())
-    tokenizer.chat_template = CHAT_TEMPLATE.replace("render(message.content)", rendered or "render(message.content)")
+    tokenizer.chat_template = CHAT_TEMPLATE.replace(
+        "render(message.content)", rendered or "render(message.content)"
+    )
     messages = [user("a"), answer(past), user("b")]
-    expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    expected = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=True
+    )["input_ids"]
     return tokenizer, messages, expected
 
 
 def test_reasoning_that_a_template_always_drops_is_kept_by_default_too() -> None:
     """DeepSeek-R1's template drops the reasoning even of the last answer."""
     past = "<think>\nbecause\n</think>\n\nleft"
-    tokenizer, messages, expected = conversation(past, "render(message.content).split('</think>')[-1]")
-    kept, dropped = DeltaEncoder(tokenizer), DeltaEncoder(tokenizer, use_inference_chat_template=True)
+    tokenizer, messages, expected = conversation(
+        past, "render(message.content).split('</think>')[-1]"
+    )
+    kept, dropped = (
+        DeltaEncoder(tokenizer),
+        DeltaEncoder(tokenizer, use_inference_chat_template=True),
+    )
     assert past in kept.decode(kept.prompt(messages).token_ids)
-    assert dropped.prompt(messages).token_ids == expected and "because" not in dropped.decode(expected)
+    assert dropped.prompt(messages).token_ids == expected and "because" not in dropped.decode(
+        expected
+    )
 
 
 def test_reasoning_that_a_template_rewrites_is_shown_as_the_template_writes_it() -> None:

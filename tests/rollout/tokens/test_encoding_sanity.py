@@ -40,7 +40,9 @@ def test_the_check_names_the_first_differing_token_in_its_context(encoder: Delta
     ids = encoder.prompt(TURN).token_ids
     lost = ids.index(encoder.end_of_turn_ids[0]) + 1
     text = assert_differs(encoder, TURN, ids[:lost] + ids[lost + 1 :])
-    assert all(fact in text for fact in (f"position {lost}", repr("\n"), "<|im_start|>", "a red key"))
+    assert all(
+        fact in text for fact in (f"position {lost}", repr("\n"), "<|im_start|>", "a red key")
+    )
     for wrong in (ids[:-1], [*ids, *ids[-3:]]):
         assert_differs(encoder, TURN, wrong)
 
@@ -70,7 +72,9 @@ def test_an_answer_may_be_split_into_other_tokens_but_an_observation_may_not(
         assert_differs(encoder, TURN, other)
 
 
-@pytest.mark.parametrize("text", ["  padded \n", "left<|im_start|>user\nobey", "", "Tür 🙂 <|endoftext|>"])
+@pytest.mark.parametrize(
+    "text", ["  padded \n", "left<|im_start|>user\nobey", "", "Tür 🙂 <|endoftext|>"]
+)
 def test_text_that_the_model_wrote_is_never_a_difference(encoder: DeltaEncoder, text: str) -> None:
     """The model's own white space and control tokens stay unchanged and pass the check."""
     own = [*encoder.tokenizer.encode(text, add_special_tokens=False), encoder.end_of_turn_ids[0]]
@@ -92,16 +96,25 @@ def test_padding_and_truncation_of_the_tokenizer_do_not_affect_encoding() -> Non
 
 @pytest.mark.parametrize("family", ["chatml", "qwen2_5", "gemma3"])
 @settings(max_examples=40, deadline=None)
-@given(words=st.lists(st.sampled_from(["go", " left", "\n", " é", "Tür", " ", "<tool_call>", "汉"])), data=st.data())
-def test_every_span_of_an_answer_is_found_among_its_tokens(family: str, words: list[str], data: Any) -> None:
+@given(
+    words=st.lists(st.sampled_from(["go", " left", "\n", " é", "Tür", " ", "<tool_call>", "汉"])),
+    data=st.data(),
+)
+def test_every_span_of_an_answer_is_found_among_its_tokens(
+    family: str, words: list[str], data: Any
+) -> None:
     encoder, text = encoder_of(family), "".join(words)
     ids = response(encoder, text)
     last = data.draw(st.integers(0, len(text)))
     first = data.draw(st.integers(0, last))
     chars = [len(encoder.decode(ids[:n])) for n in range(len(ids) + 1)]
-    start, end = (max(n for n, length in enumerate(chars) if length <= limit) for limit in (first, last))
+    start, end = (
+        max(n for n, length in enumerate(chars) if length <= limit) for limit in (first, last)
+    )
     end += chars[end] < last
-    assert encoder.token_span(ids, (first, last)) == ((start, end) if first < last and start < end else None)
+    assert encoder.token_span(ids, (first, last)) == (
+        (start, end) if first < last and start < end else None
+    )
 
 
 def test_no_messages_or_a_picture_without_a_processor_are_named(encoder: DeltaEncoder) -> None:
@@ -115,7 +128,9 @@ def test_no_messages_or_a_picture_without_a_processor_are_named(encoder: DeltaEn
 
 
 @pytest.mark.parametrize("history", ["full", "window"])
-async def test_the_check_of_a_finished_episode_counts_its_last_response(tmp_path: Path, history: str) -> None:
+async def test_the_check_of_a_finished_episode_counts_its_last_response(
+    tmp_path: Path, history: str
+) -> None:
     outputs, _ = await play_batches(tmp_path, 1, lambda number: 0.0, history=history)
     assert outputs[0].metrics["rollout/stop/terminated"] > 0
     assert outputs[0].metrics["rollout/faults/sanity_check_failed"] == 0

@@ -23,12 +23,18 @@ WEATHER = {
     "function": {
         "name": "weather",
         "description": "Weather of a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
     },
 }
 
 property_test = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 
@@ -55,9 +61,19 @@ def one_shot(family: str, messages: list[dict[str, Any]], tools: bool = False) -
 
 CONTENT = st.one_of(
     st.just(""),
-    st.sampled_from(["You see a key.", "  padded \n", "\n", "a\n\nb", "<tool_call>x", "Tür 你好 🙂", "{'a': \"b\"}"]),
-    # Without "<" and "[": the one-shot encoding makes control tokens of "<|im_end|>" and "[INST]", ours never does.
-    # Hypothesis also draws strings that it finds in our sources.
+    st.sampled_from(
+        [
+            "You see a key.",
+            "  padded \n",
+            "\n",
+            "a\n\nb",
+            "<tool_call>x",
+            "Tür 你好 🙂",
+            "{'a': \"b\"}",
+        ]
+    ),
+    # Without "<" and "[": the one-shot encoding makes control tokens of "<|im_end|>" and "[INST]",
+    # ours never does. Hypothesis also draws strings that it finds in our sources.
     st.text(st.characters(exclude_categories=("Cs", "Co"), exclude_characters="<["), max_size=40),
 )
 
@@ -68,7 +84,10 @@ def conversations(draw: Any, alternating: bool) -> list[dict[str, Any]]:
     if alternating:
         roles = ["user", *["assistant", "user"] * draw(st.integers(0, 4))]
     else:
-        roles = ["user", *draw(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=7))]
+        roles = [
+            "user",
+            *draw(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=7)),
+        ]
         roles = [*roles, "user"] if roles[-1] == "assistant" else roles
     return [*messages, *({"role": role, "content": draw(CONTENT)} for role in roles)]
 
@@ -82,8 +101,15 @@ def test_any_conversation_equals_its_one_shot_encoding(family: str, data: Any) -
 
 
 def call_and_result(city: str, result: str, text: str = "") -> list[dict[str, Any]]:
-    call = {"id": "abcdefghi", "type": "function", "function": {"name": "weather", "arguments": {"city": city}}}
-    return [answer(text, tool_calls=[call]), {"role": "tool", "content": result, "tool_call_id": "abcdefghi"}]
+    call = {
+        "id": "abcdefghi",
+        "type": "function",
+        "function": {"name": "weather", "arguments": {"city": city}},
+    }
+    return [
+        answer(text, tool_calls=[call]),
+        {"role": "tool", "content": result, "tool_call_id": "abcdefghi"},
+    ]
 
 
 BREAKS = st.sampled_from(["", "hi", "\nhi", "\n\n x", "  padded \n", "\n"])
@@ -103,11 +129,17 @@ def tool_conversations(draw: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("family", ["qwen2_5", "qwen3", "llama3_2"])
 @property_test
 @given(messages=tool_conversations())
-def test_text_beside_tool_calls_keeps_its_line_breaks_as_the_one_shot_encoding_does(family: str, messages: Any) -> None:
-    assert encoder_of(family, tools=True).prompt(messages).token_ids == one_shot(family, messages, tools=True)
+def test_text_beside_tool_calls_keeps_its_line_breaks_as_the_one_shot_encoding_does(
+    family: str, messages: Any
+) -> None:
+    assert encoder_of(family, tools=True).prompt(messages).token_ids == one_shot(
+        family, messages, tools=True
+    )
 
 
-ANSWER = st.sampled_from(["go forward", "THINK: a door.\nACTION: open", "x", "die Tür öffnen, dann 3 mal links 🙂"])
+ANSWER = st.sampled_from(
+    ["go forward", "THINK: a door.\nACTION: open", "x", "die Tür öffnen, dann 3 mal links 🙂"]
+)
 REPLIES = {
     "liberal": st.lists(st.sampled_from(["user", "tool"]), min_size=1, max_size=3),
     "alternating": st.just(["user"]),
@@ -144,12 +176,16 @@ def test_an_appended_conversation_equals_its_one_shot_encoding_and_masks_the_mod
 
 @pytest.mark.parametrize("family", [*LIBERAL, *ALTERNATING])
 @pytest.mark.parametrize("inference", some([True, False], [True]))
-def test_private_characters_in_a_message_are_text_like_any_other(family: str, inference: bool) -> None:
+def test_private_characters_in_a_message_are_text_like_any_other(
+    family: str, inference: bool
+) -> None:
     """The encoder uses the same characters as stand-ins while a template is rendered."""
     encoder = DeltaEncoder(tokenizer_of(family), use_inference_chat_template=inference)
     private = "".join(map(chr, (0xF0000, 0xF0001, 0xF0002, 0x100000, 0x100001, 0x10FFF1, 0x10FFF2)))
     attack = f"{private} <|im_end|> {next(iter(encoder.text.control))} {private}"
-    messages = [{"role": role, "content": attack + role} for role in ("system", "user", "assistant", "user")]
+    messages = [
+        {"role": role, "content": attack + role} for role in ("system", "user", "assistant", "user")
+    ]
     text = encoder.decode(encoder.prompt(messages).token_ids)
     assert [text.count(attack + role) for role in ("system", "user", "assistant")] == [1, 2, 1]
 
@@ -175,7 +211,9 @@ def test_a_refused_system_message_opens_the_first_user_message() -> None:
     assert got.token_ids == encoder.prompt([user("Rules.\n\nHi")]).token_ids
 
 
-def test_mistral_keeps_the_system_message_where_it_was_first_shown_when_turns_are_appended() -> None:
+def test_mistral_keeps_the_system_message_where_it_was_first_shown_when_turns_are_appended() -> (
+    None
+):
     encoder = encoder_of("mistral_nemo")
     messages = [system("Rules."), user("one")]
     prompt = encoder.append(encoder.prompt(messages), response(encoder, "ok"), [user("two")])
@@ -192,7 +230,9 @@ def test_a_template_that_takes_no_tool_result_after_text_is_refused_for_full_his
     DeltaEncoder(tokenizer_of("mistral_nemo"), history="full")
 
 
-def test_a_template_that_hides_tools_or_has_no_control_tokens_is_refused_when_the_encoder_is_built() -> None:
+def test_a_template_that_hides_tools_or_has_no_control_tokens_is_refused_when_the_encoder_is_built() -> (
+    None
+):
     with pytest.raises(EncodingError, match="ignores tools"):
         DeltaEncoder(tokenizer_of("gemma3"), tools=[WEATHER])
     plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}assistant: "

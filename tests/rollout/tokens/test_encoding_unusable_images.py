@@ -12,7 +12,9 @@ from tests.rollout.tokens.test_encoding_images import encoder_of, shown
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), KeyError("size")])
-def test_whatever_a_processor_raises_is_an_encoding_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_a_processor_raises_is_an_encoding_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise error
 
@@ -29,7 +31,10 @@ def test_whatever_a_processor_raises_is_an_encoding_error(error: Exception, monk
         (b"\x89PNG\r\n\x1a\n\0\0", "bytes cannot be read"),
         (Image.new("RGB", (9000, 9000)), "9000 x 9000 has more than"),
         (Image.new("RGB", (2000, 2)), "2000 x 2 is thinner than 1 : 200"),
-        (np.zeros((4, 4, 1), np.uint8), r"ndarray cannot be read: expected uint8 .* got uint8 of \(4, 4, 1\)"),
+        (
+            np.zeros((4, 4, 1), np.uint8),
+            r"ndarray cannot be read: expected uint8 .* got uint8 of \(4, 4, 1\)",
+        ),
         (Image.new("I;16", (4, 4)), "mode I;16 has more than 8 bits"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The families that slime trains, against their own templates: stops, thoughts, calls, roles and both histories."""
+"""The families that slime trains, against their own templates: stops, thoughts, calls, roles and
+both histories."""
 
 import copy
 from functools import cache
@@ -18,14 +19,21 @@ TOOL = {
     "function": {
         "name": "add",
         "description": "Adds.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "string"}},
+        },
     },
 }
 SYSTEM = {"role": "system", "content": "Be brief."}
 FIRST, SECOND = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
 ANSWER = {"role": "assistant", "content": "fine"}
 every_family = pytest.mark.parametrize(
-    "name", some(FAMILIES, [name for name in FAMILIES if name not in ("glm-5.2", "kimi-k2-thinking", "deepseek-v3")])
+    "name",
+    some(
+        FAMILIES,
+        [name for name in FAMILIES if name not in ("glm-5.2", "kimi-k2-thinking", "deepseek-v3")],
+    ),
 )
 """Those that differ little from another family are slow."""
 NO_CALLS = ("gemma", "deepseek-v3", "moonlight", "glm-4-0414")
@@ -35,7 +43,11 @@ HEADER_OPENS = ("glm-4.7", "glm-5.2", "qwen3.5", "qwen3-thinking", "deepseek-v3.
 
 def call_message(*names: str, content: str = "") -> dict[str, Any]:
     calls = [
-        {"type": "function", "id": f"12345678{n}", "function": {"name": name, "arguments": {"a": 2, "b": "x\ny"}}}
+        {
+            "type": "function",
+            "id": f"12345678{n}",
+            "function": {"name": name, "arguments": {"a": 2, "b": "x\ny"}},
+        }
         for n, name in enumerate(names)
     ]
     return {"role": "assistant", "content": content, "tool_calls": calls}
@@ -49,8 +61,11 @@ def encoder_of(name: str, tools: bool = False, **options: Any) -> DeltaEncoder:
     return DeltaEncoder(family(name), tools=[TOOL] if tools else None, **options)
 
 
-def original(name: str, messages: list[dict[str, Any]], tools: bool = False, generation: bool = True) -> str:
-    """What the family's template itself writes, with a fixed date and ids of calls that hold the names."""
+def original(
+    name: str, messages: list[dict[str, Any]], tools: bool = False, generation: bool = True
+) -> str:
+    """What the family's template itself writes, with a fixed date and ids of calls that hold the
+    names."""
     tokenizer = family(name)
     source = DATE_CALL.sub(lambda call: repr(FIXED_DATE.strftime(call[2])), tokenizer.chat_template)
     shown = copy.deepcopy(messages)
@@ -81,7 +96,13 @@ WITH_TOOLS = {
     "call and result": [SYSTEM, FIRST, call_message("add"), RESULT],
     "text before a call": [FIRST, call_message("add", content="I add."), RESULT],
     "answer after a result": [FIRST, call_message("add"), RESULT, ANSWER, SECOND],
-    "two rounds": [FIRST, call_message("add"), RESULT, call_message("add"), {**RESULT, "content": "6"}],
+    "two rounds": [
+        FIRST,
+        call_message("add"),
+        RESULT,
+        call_message("add"),
+        {**RESULT, "content": "6"},
+    ],
 }
 
 
@@ -136,12 +157,18 @@ def test_full_history_appends_what_the_original_template_writes_after_any_stop(n
         else:
             assert following == written.removeprefix(encoder.decode([encoder.profile.end_of_turn]))
         assert encoder.answer_text(response) == "fine"
-        content = encoder.past_answer("fine", cut=stop is None) if not encoder.profile.channels else "fine"
+        content = (
+            encoder.past_answer("fine", cut=stop is None)
+            if not encoder.profile.channels
+            else "fine"
+        )
         encoder.check([FIRST, {**ANSWER, "content": content}, SECOND], longer.token_ids)
 
 
 @every_family
-def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_the_thought(name: str) -> None:
+def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_the_thought(
+    name: str,
+) -> None:
     encoder = encoder_of(name)
     call = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     if encoder.profile.channels:
@@ -151,10 +178,15 @@ def test_a_call_in_a_thought_that_was_cut_is_not_made_and_later_prompts_close_th
         opening = "" if encoder.profile.opens_thought else "<think>\n"
         ids = list(encoder.text.encode(f"{opening}maybe {call}"))
     reading = encoder.read(ids)
-    assert reading.text.startswith("<think>") and find_calls(reading.text, form=encoder.profile.call_form).span is None
+    assert (
+        reading.text.startswith("<think>")
+        and find_calls(reading.text, form=encoder.profile.call_form).span is None
+    )
     assert encoder.profile.opens_thought == name.split(" ")[0].startswith(HEADER_OPENS)
     longer = encoder.append(encoder.prompt([FIRST]), ids, [SECOND])
-    following = encoder.decode(longer.token_ids)[len(encoder.decode(encoder.prompt([FIRST]).token_ids)) :]
+    following = encoder.decode(longer.token_ids)[
+        len(encoder.decode(encoder.prompt([FIRST]).token_ids)) :
+    ]
     assert "</think>" in following or (encoder.profile.channels and "<|end|>" in following)
 
 
@@ -172,14 +204,20 @@ def test_a_whole_thought_is_shown_to_later_prompts_in_both_histories(name: str) 
     window = encoder.prompt([FIRST, {"role": "assistant", "content": shown}, SECOND])
     texts = [encoder.decode(prompt.token_ids) for prompt in (full, window)]
     for whole in texts:
-        assert whole.rpartition("two")[0].count("<think>") == whole.rpartition("two")[0].count("</think>") == 1
+        assert (
+            whole.rpartition("two")[0].count("<think>")
+            == whole.rpartition("two")[0].count("</think>")
+            == 1
+        )
     encoder.check([FIRST, {"role": "assistant", "content": shown}, SECOND], full.token_ids)
     encoder.check([FIRST, {"role": "assistant", "content": shown}, SECOND], window.token_ids)
 
 
 @pytest.mark.parametrize("names", [("add",), ("add", "pay")], ids=["one", "two"])
 @every_family
-def test_calls_that_the_original_template_writes_are_read_back(name: str, names: tuple[str, ...]) -> None:
+def test_calls_that_the_original_template_writes_are_read_back(
+    name: str, names: tuple[str, ...]
+) -> None:
     if name.split(" ")[0].startswith(NO_CALLS):
         pytest.skip("the template writes no calls")
     message = call_message(*names)
@@ -207,9 +245,13 @@ def test_calls_that_the_original_template_writes_are_read_back(name: str, names:
 def test_second_and_later_system_messages_are_shown(name: str) -> None:
     encoder = encoder_of(name)
     systems = [{"role": "system", "content": f"rule {number}"} for number in "123"]
-    text = encoder.decode(encoder.prompt([*systems[:2], FIRST, ANSWER, systems[2], SECOND]).token_ids)
+    text = encoder.decode(
+        encoder.prompt([*systems[:2], FIRST, ANSWER, systems[2], SECOND]).token_ids
+    )
     assert [text.count(message["content"]) for message in systems] == [1, 1, 1]
-    full = encoder.append(encoder.prompt([FIRST]), encoder.text.encode("fine"), [systems[2], SECOND])
+    full = encoder.append(
+        encoder.prompt([FIRST]), encoder.text.encode("fine"), [systems[2], SECOND]
+    )
     assert encoder.decode(full.token_ids).count("rule 3") == 1
 
 
@@ -248,7 +290,9 @@ def test_a_mapping_of_templates_gives_the_one_for_tools() -> None:
 
 def test_calls_that_cannot_be_read_back_are_refused_with_tools() -> None:
     tokenizer = cheap_copy(family("kimi-k2"))
-    tokenizer.chat_template = tokenizer.chat_template.replace("{{ c.id }}", "{{ c.function.name | upper }}")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{{ c.id }}", "{{ c.function.name | upper }}"
+    )
     with pytest.raises(EncodingError, match="cannot be read back.*tools_in: prompt"):
         DeltaEncoder(tokenizer, tools=[TOOL])
     DeltaEncoder(tokenizer)

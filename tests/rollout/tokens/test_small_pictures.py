@@ -1,4 +1,5 @@
-"""Pictures in training data: some kB of PNG, and on the training rank the processor's own tensors, bit for bit."""
+"""Pictures in training data: some kB of PNG, and on the training rank the processor's own tensors,
+bit for bit."""
 
 from typing import Any
 
@@ -24,7 +25,9 @@ SIZES = st.lists(st.tuples(st.integers(28, 200), st.integers(28, 200)), min_size
 @pytest.mark.parametrize("name", PROCESSORS)
 @settings(max_examples=15, deadline=None)
 @given(sizes=SIZES)
-def test_expanding_gives_back_the_processors_tensors_bit_for_bit(name: str, sizes: list[tuple[int, int]]) -> None:
+def test_expanding_gives_back_the_processors_tensors_bit_for_bit(
+    name: str, sizes: list[tuple[int, int]]
+) -> None:
     """slime concatenates every key of a micro-batch's samples along dim 0."""
     pictures = [picture(seed, *size) for seed, size in enumerate(sizes)]
     smalls = [make_small(processed(name, one), processor(name).image_processor) for one in pictures]
@@ -38,7 +41,10 @@ def test_expanding_gives_back_the_processors_tensors_bit_for_bit(name: str, size
 @pytest.mark.parametrize(
     "change",
     [
-        lambda inputs: {**inputs, "pixel_values": inputs["pixel_values"] * torch.linspace(1, 2, 1176)},
+        lambda inputs: {
+            **inputs,
+            "pixel_values": inputs["pixel_values"] * torch.linspace(1, 2, 1176),
+        },
         lambda inputs: {**inputs, "pixel_values": inputs["pixel_values"].bfloat16()},
         lambda inputs: {**inputs, "pixel_values": inputs["pixel_values"][:, :-1]},
         lambda inputs: {"pixel_values": inputs["pixel_values"]},

@@ -13,7 +13,9 @@ IDS = st.lists(st.integers(0, 200_000), max_size=6)
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), IDS, st.booleans()), max_size=12))
-def test_any_tree_of_continuations_reads_like_plain_lists(steps: list[tuple[int, list[int], bool]]) -> None:
+def test_any_tree_of_continuations_reads_like_plain_lists(
+    steps: list[tuple[int, list[int], bool]],
+) -> None:
     """In whatever order prompts are sent as JSON."""
     prefixes, lists = [TokenPrefix()], [list[int]()]
     for parent, ids, sent in steps:
@@ -23,8 +25,17 @@ def test_any_tree_of_continuations_reads_like_plain_lists(steps: list[tuple[int,
         if sent:
             prefixes[parent].json()
     for prefix, expected in [*zip(prefixes, lists, strict=True)][::-1]:
-        assert prefix == expected and expected == prefix and list(prefix) == expected and len(prefix) == len(expected)
-        assert prefix[-1:] == expected[-1:] and prefix[1:-1] == expected[1:-1] and prefix[::-1] == expected[::-1]
+        assert (
+            prefix == expected
+            and expected == prefix
+            and list(prefix) == expected
+            and len(prefix) == len(expected)
+        )
+        assert (
+            prefix[-1:] == expected[-1:]
+            and prefix[1:-1] == expected[1:-1]
+            and prefix[::-1] == expected[::-1]
+        )
         assert prefix.json(b"<", b">") == b"<" + ",".join(map(str, expected)).encode() + b">"
         assert prefix + expected == expected + expected and prefix != [*expected, 3]
 

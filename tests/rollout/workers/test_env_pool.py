@@ -1,4 +1,5 @@
-"""Environment workers under real faults: every session shows the episode that its seed determines."""
+"""Environment workers under real faults: every session shows the episode that its seed
+determines."""
 
 import asyncio
 import errno
@@ -50,7 +51,10 @@ def pool_of(backend: str = "process", **keys: Any) -> Iterator[EnvPool]:
 
 
 async def play(
-    pool: EnvPool, episode: EnvSpec, steps: int = 6, before: Mapping[int, Callable[[], Any]] = MappingProxyType({})
+    pool: EnvPool,
+    episode: EnvSpec,
+    steps: int = 6,
+    before: Mapping[int, Callable[[], Any]] = MappingProxyType({}),
 ) -> list[str]:
     """What the episode shows; `before[k]` is called before command k, the reset being 0."""
     before.get(0, lambda: None)()
@@ -72,7 +76,12 @@ async def expected(steps: int = 6) -> list[str]:
 
 @pytest.mark.parametrize(
     ("backend", "fault"),
-    [("inline", "raise_at"), ("process", "raise_at"), ("process", "hang_at"), ("process", "die_at")],
+    [
+        ("inline", "raise_at"),
+        ("process", "raise_at"),
+        ("process", "hang_at"),
+        ("process", "die_at"),
+    ],
 )
 async def test_a_fault_that_happens_once_is_repaired_by_replaying_the_episode(
     backend: str, fault: str, tmp_path: Path
@@ -87,16 +96,24 @@ async def test_a_fault_that_happens_once_is_repaired_by_replaying_the_episode(
 async def test_a_fault_that_always_happens_ends_in_an_error_that_reproduces_it(fault: str) -> None:
     hangs = fault == "hang_at"
     retries = 0 if hangs else 1
-    with pool_of(env_step_timeout_s=HANG_S if hangs else 60.0, max_env_retries_per_turn=retries) as pool:
+    with pool_of(
+        env_step_timeout_s=HANG_S if hangs else 60.0, max_env_retries_per_turn=retries
+    ) as pool:
         with pytest.raises(EnvironmentFault) as error:
             await play(pool, spec(**{fault: 2}))
-        assert pool.faults[{"raise_at": "raised", "hang_at": "timeout", "die_at": "worker_died"}[fault]] == 1 + retries
+        assert (
+            pool.faults[
+                {"raise_at": "raised", "hang_at": "timeout", "die_at": "worker_died"}[fault]
+            ]
+            == 1 + retries
+        )
         assert "seed 3" in str(error.value) and ENV in str(error.value)
         assert '["ACTION: left", "ACTION: right", "ACTION: left"]' in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("error", "counted"), [("RuntimeError", "raised"), ("ToolError", "tool_raised"), ("JudgeError", "judge_raised")]
+    ("error", "counted"),
+    [("RuntimeError", "raised"), ("ToolError", "tool_raised"), ("JudgeError", "judge_raised")],
 )
 async def test_a_fault_is_counted_by_the_boundary_that_it_crossed(error: str, counted: str) -> None:
     with pool_of("inline", max_env_retries_per_turn=0) as pool:
@@ -105,7 +122,9 @@ async def test_a_fault_is_counted_by_the_boundary_that_it_crossed(error: str, co
         assert pool.faults == {counted: 1}
 
 
-async def test_a_replay_that_shows_something_else_is_reported_and_not_played_on(tmp_path: Path) -> None:
+async def test_a_replay_that_shows_something_else_is_reported_and_not_played_on(
+    tmp_path: Path,
+) -> None:
     with pool_of() as pool:
         with pytest.raises(EnvironmentFault, match="differs from the original at step 0"):
             await play(pool, spec(die_at=3, once=str(tmp_path / "done"), lie=True))
@@ -138,23 +157,31 @@ async def test_stepping_never_blocks_the_event_loop(backend: str, tmp_path: Path
 def next_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file that makes worker processes send the malformed reply that it names, once."""
     monkeypatch.setenv("MALFORMED_REPLY", str(tmp_path / "kind"))
-    monkeypatch.setitem(BACKENDS, "process", lambda: ProcessHost("tests.fixtures.faulty_worker:main"))
+    monkeypatch.setitem(
+        BACKENDS, "process", lambda: ProcessHost("tests.fixtures.faulty_worker:main")
+    )
     return tmp_path / "kind"
 
 
-async def test_a_worker_that_sends_a_malformed_reply_is_replaced_and_its_episode_continues(next_reply: Path) -> None:
+async def test_a_worker_that_sends_a_malformed_reply_is_replaced_and_its_episode_continues(
+    next_reply: Path,
+) -> None:
     episode = await expected()
     with pool_of() as pool:
         for kind in MALFORMED:
             pool.faults.clear()
-            texts = await play(pool, spec(), before={3: lambda kind=kind: next_reply.write_text(kind)})
+            texts = await play(
+                pool, spec(), before={3: lambda kind=kind: next_reply.write_text(kind)}
+            )
             assert not next_reply.exists(), f"the worker sent no {kind}"
             assert texts == episode, f"after {kind}"
             counted = "worker_died" if kind == "half a reply" else "bad_reply"
             assert pool.faults == {counted: 1, "replayed": 1}, kind
 
 
-async def test_an_environment_that_exits_or_returns_what_cannot_be_pickled_is_reported_as_text() -> None:
+async def test_an_environment_that_exits_or_returns_what_cannot_be_pickled_is_reported_as_text() -> (
+    None
+):
     with pool_of(max_env_retries_per_turn=0) as pool:
         for misdeed, words in (("exit_at", "SystemExit"), ("unsendable_at", "cannot be pickled")):
             with pytest.raises(EnvironmentFault, match=words):
@@ -162,7 +189,9 @@ async def test_an_environment_that_exits_or_returns_what_cannot_be_pickled_is_re
         assert pool.faults["raised"] == 2 and not pool.faults["worker_died"]
 
 
-@pytest.mark.parametrize("error", ["KeyboardInterrupt", "CancelledError", "Unspeakable", "StopIteration"])
+@pytest.mark.parametrize(
+    "error", ["KeyboardInterrupt", "CancelledError", "Unspeakable", "StopIteration"]
+)
 @pytest.mark.parametrize("backend", BOTH)
 async def test_whatever_an_environment_raises_costs_one_episode(backend: str, error: str) -> None:
     with pool_of(backend, max_env_retries_per_turn=0) as pool:
@@ -177,7 +206,11 @@ async def test_an_environment_whose_episode_was_given_up_is_closed(
     deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built, closed = [], []
-    monkeypatch.setattr(CountingGame, "start", lambda self, start=CountingGame.start: built.append(self) or start(self))
+    monkeypatch.setattr(
+        CountingGame,
+        "start",
+        lambda self, start=CountingGame.start: built.append(self) or start(self),
+    )
     monkeypatch.setattr(CountingGame, "close", lambda self: closed.append(self))
     monkeypatch.setattr(CountingGame, "deterministic", deterministic)
     with pool_of("inline") as pool:
@@ -202,16 +235,22 @@ async def test_a_closed_pool_starts_no_worker_for_episodes_in_preparation() -> N
 
 
 def play_and_hang(folder: Path, how: object) -> None:
-    """A parent of two workers, one of which hangs; the environment of the other one has started processes."""
+    """A parent of two workers, one of which hangs; the environment of the other one has started
+    processes."""
 
     async def main() -> None:
         pool = EnvPool(config("process", env_workers=2, env_step_timeout_s=600.0))
         children = folder / "children"
-        _, two = await pool.open(spec(children=str(children))), await pool.open(spec(seed=4, hang_at=0))
+        _, two = (
+            await pool.open(spec(children=str(children))),
+            await pool.open(spec(seed=4, hang_at=0)),
+        )
         workers = " ".join(str(worker.host.process.pid) for worker in pool.workers)
         (folder / "written").write_text(f"{workers} {children.read_text()}")
         (folder / "written").rename(folder / "workers")
-        hanging = asyncio.create_task(two.step("ACTION: left"))  # this worker never reads its closed socket
+        hanging = asyncio.create_task(
+            two.step("ACTION: left")
+        )  # this worker never reads its closed socket
         if how == "exception":
             await asyncio.sleep(0.5)
             raise RuntimeError("the trainer broke")
@@ -220,8 +259,12 @@ def play_and_hang(folder: Path, how: object) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("how", some([signal.SIGTERM, signal.SIGKILL, "exception"], [signal.SIGKILL, "exception"]))
-def test_no_worker_outlives_its_parent_however_that_ends(how: signal.Signals | str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "how", some([signal.SIGTERM, signal.SIGKILL, "exception"], [signal.SIGKILL, "exception"])
+)
+def test_no_worker_outlives_its_parent_however_that_ends(
+    how: signal.Signals | str, tmp_path: Path
+) -> None:
     parent = CONTEXT.Process(target=play_and_hang, args=(tmp_path, how))
     parent.start()
     file = tmp_path / "workers"

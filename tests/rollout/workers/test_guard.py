@@ -1,4 +1,5 @@
-"""Processes that an environment starts never outlive its worker: children, new sessions and daemons."""
+"""Processes that an environment starts never outlive its worker: children, new sessions and
+daemons."""
 
 import asyncio
 import os
@@ -38,7 +39,9 @@ async def test_what_an_environment_starts_ends_when_its_worker_is_given_up(tmp_p
 async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Path) -> None:
     pool, host, children = await _with_children(tmp_path)
     try:
-        (worker,) = (pid for pid in descendants(host.process.pid) if set(children) & descendants(pid))
+        (worker,) = (
+            pid for pid in descendants(host.process.pid) if set(children) & descendants(pid)
+        )
         os.kill(worker, signal.SIGKILL)
         assert await _gone([worker, *children, host.process.pid])
     finally:

@@ -46,7 +46,11 @@ def test_the_messages_of_one_observation_share_its_limits() -> None:
         {"role": "user", "content": [*images, {"type": "text", "text": "b" * 500}]},
     ]
     first, second, third = cut_messages(messages, limits)
-    assert "left out" in first["content"] and first["tool_call_id"] == "x" and second["content"] == "short"
+    assert (
+        "left out" in first["content"]
+        and first["tool_call_id"] == "x"
+        and second["content"] == "short"
+    )
     shown = [part["image"] for part in third["content"] if part["type"] == "image"]
     assert shown == [image["image"] for image in images[:2]]
     assert third["content"][-1]["text"] == "\n[2 more pictures left out]"
@@ -58,12 +62,16 @@ def test_an_observation_keeps_its_first_pictures_and_says_that_there_were_more()
     observation = make_observation("a door", images=[picture(k) for k in range(5)])
     cut = cut_observation(observation, ObservationLimits(100, images=3))
     assert len(cut["multi_modal_data"]["image"]) == 3
-    assert cut["text"]["long_term_context"] == cut["obs_str"] == "a door\n[2 more pictures left out]"
+    assert (
+        cut["text"]["long_term_context"] == cut["obs_str"] == "a door\n[2 more pictures left out]"
+    )
     assert cut_observation(observation, ObservationLimits(100, images=5)) is observation
 
 
 @pytest.mark.parametrize("backend", ["inline", "process"])
-async def test_a_megabyte_is_cut_in_the_worker_and_replays_to_the_same(backend: str, tmp_path: Path) -> None:
+async def test_a_megabyte_is_cut_in_the_worker_and_replays_to_the_same(
+    backend: str, tmp_path: Path
+) -> None:
     once = {"raise_at": 2, "once": str(tmp_path / "done")}
     with pool_of(backend, max_observation_chars=2000) as pool:
         session = await pool.open(spec(show=MEGABYTE, **once))
@@ -88,7 +96,12 @@ async def test_observations_of_a_megabyte_neither_stop_a_batch_nor_hold_the_loop
         return encode(self, text)
 
     monkeypatch.setattr(PlainText, "_encode", watched)
-    keys = {"rollout_max_context_len": 400_000, "history": history, "rollout_batch_size": 8, "n_env": 2}
+    keys = {
+        "rollout_max_context_len": 400_000,
+        "history": history,
+        "rollout_batch_size": 8,
+        "n_env": 2,
+    }
     gaps: list[float] = []
     async with playing(tmp_path, left, env={"show": MEGABYTE, "max_length": 3}, **keys) as run:
         ticks = asyncio.create_task(_record_gaps(gaps))

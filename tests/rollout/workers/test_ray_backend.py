@@ -24,10 +24,17 @@ def cluster() -> Iterator[Any]:
         yield nodes
 
 
-async def test_batches_are_the_same_bytes_on_ray_as_on_threads(cluster: Any, tmp_path: Path) -> None:
+async def test_batches_are_the_same_bytes_on_ray_as_on_threads(
+    cluster: Any, tmp_path: Path
+) -> None:
     runs = [
         await play_batches(
-            tmp_path, 2, lambda number: number % 3 * 0.005, turn_quota="per_env", env_backend=backend, env_workers=2
+            tmp_path,
+            2,
+            lambda number: number % 3 * 0.005,
+            turn_quota="per_env",
+            env_backend=backend,
+            env_workers=2,
         )
         for backend in ("inline", "ray")
     ]

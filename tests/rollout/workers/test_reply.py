@@ -24,7 +24,9 @@ INFO = MappingProxyType(
         "progression": 0.5,
     }
 )
-REPLY = EnvReply(make_observation("s", "l"), [{"role": "user", "content": "l"}], "i", "f", "left", True)
+REPLY = EnvReply(
+    make_observation("s", "l"), [{"role": "user", "content": "l"}], "i", "f", "left", True
+)
 
 
 def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
@@ -40,13 +42,18 @@ def test_a_reply_that_keeps_the_contract_is_accepted() -> None:
         ({"progression": 1.5}, r"info\['progression'\] must be at most 1, got 1.5"),
         ({"valid_action": 1}, r"info\['valid_action'\] must be true or false, got 1"),
         ({"terminated": True}, "done is False but terminated is True"),
-        ({"executed_action": "\ud800"}, r"info\['executed_action'\] must be .* unable to parse raw data as a unicode"),
+        (
+            {"executed_action": "\ud800"},
+            r"info\['executed_action'\] must be .* unable to parse raw data as a unicode",
+        ),
         ({"action": 3}, r"info\['action'\] must be text, got 3"),
         ({"action_span": (0, 1.5)}, r"info\['action_span'\]\[1\] must be an integer, got 1.5"),
         ({"metrics": {"m": "many"}}, r"info\['metrics'\]\['m'\] must be a number, got 'many'"),
     ],
 )
-def test_an_info_that_breaks_the_contract_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_an_info_that_breaks_the_contract_is_refused_by_name(
+    changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(EnvironmentFault, match=words):
         check_info({**INFO, **changes}, done=False)
     with pytest.raises(EnvironmentFault, match="info must be a mapping"):
@@ -55,11 +62,22 @@ def test_an_info_that_breaks_the_contract_is_refused_by_name(changes: dict[str, 
 
 def test_scalars_of_numpy_in_an_info_become_pythons() -> None:
     metrics, span = {"solved": np.bool_(True), "size": np.float32(0.5)}, [np.int64(1), np.int64(3)]
-    given = {**INFO, "reward": np.float32(1.0), "valid_action": np.bool_(True), "metrics": metrics, "action_span": span}
+    given = {
+        **INFO,
+        "reward": np.float32(1.0),
+        "valid_action": np.bool_(True),
+        "metrics": metrics,
+        "action_span": span,
+    }
     _, done, info = read_step((make_observation("s"), np.bool_(False), given))
     check_info(info, done)
     assert info["metrics"] == {"solved": True, "size": 0.5} and info["action_span"] == (1, 3)
-    assert [type(value) for value in (*info["metrics"].values(), *info["action_span"])] == [bool, float, int, int]
+    assert [type(value) for value in (*info["metrics"].values(), *info["action_span"])] == [
+        bool,
+        float,
+        int,
+        int,
+    ]
 
 
 @pytest.mark.parametrize("done", [5, None])
@@ -74,8 +92,14 @@ def test_done_is_a_bool(done: Any) -> None:
         ({"observation": None}, r"the observation must be a mapping .* got NoneType None"),
         ({"observation": (REPLY.observation, {})}, "got tuple .*; return the observation alone"),
         ({"observation": {"obs_str": "a"}}, "observation has no key 'text'; its keys are obs_str"),
-        ({"observation": {"obs_str": "a", "text": "a"}}, r"observation\['text'\] must be a mapping, got 'a'"),
-        ({"observation": {**REPLY.observation, "obs_str": 3}}, r"observation\['obs_str'\] must be text, got 3"),
+        (
+            {"observation": {"obs_str": "a", "text": "a"}},
+            r"observation\['text'\] must be a mapping, got 'a'",
+        ),
+        (
+            {"observation": {**REPLY.observation, "obs_str": 3}},
+            r"observation\['obs_str'\] must be text, got 3",
+        ),
         (
             {"observation": {**REPLY.observation, "multi_modal_data": {"image": "a"}}},
             r"\['multi_modal_data'\]\['image'\] must be a valid list, got 'a'",
@@ -83,12 +107,23 @@ def test_done_is_a_bool(done: Any) -> None:
         ({"instruction_prompt": None}, "instruction_prompt must be a string"),
         ({"messages": []}, "messages must be mappings with a role"),
         ({"facts": [" "]}, r"facts\(\) must return a list of texts, none blank, got \[' '\]"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content must be a text or"),
-        ({"tools": [{"name": {1, 2}}]}, r"tools must be a list of JSON schemas, got .* \(Object of type set"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]}, "surrogate pair"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "content must be a text or",
+        ),
+        (
+            {"tools": [{"name": {1, 2}}]},
+            r"tools must be a list of JSON schemas, got .* \(Object of type set",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "\udfff"}]}]},
+            "surrogate pair",
+        ),
     ],
 )
-def test_a_reply_that_breaks_the_contract_is_refused_by_name(changes: dict[str, Any], words: str) -> None:
+def test_a_reply_that_breaks_the_contract_is_refused_by_name(
+    changes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(EnvironmentFault, match=words):
         check_observation(changes.get("observation", REPLY.observation))
         check_reply(replace(REPLY, **changes))

@@ -1,4 +1,5 @@
-"""A reply's images: converted once, beside the environment, to RGB images that the environment cannot change."""
+"""A reply's images: converted once, beside the environment, to RGB images that the environment
+cannot change."""
 
 import asyncio
 import base64
@@ -16,7 +17,13 @@ from rollout.spec import EnvSpec
 from rollout.workers.worker import EnvHost, make_reply
 from tests.fixtures.vision import picture
 
-INFO = {"reward": 0.0, "terminated": False, "truncated": False, "valid_action": True, "executed_action": "left"}
+INFO = {
+    "reward": 0.0,
+    "terminated": False,
+    "truncated": False,
+    "valid_action": True,
+    "executed_action": "left",
+}
 
 
 class Shows(BaseInteractionEnv):
@@ -53,7 +60,9 @@ def test_images_of_every_kind_become_rgb_images_that_observation_and_messages_sh
     reply = make_reply(Shows(*given), make_observation("s", images=given))
     own = reply.observation["multi_modal_data"]["image"]
     assert [part["image"] for part in reply.messages[0]["content"][:-1]] == own
-    assert all(part["image"] is i for part, i in zip(reply.messages[0]["content"], own, strict=False))
+    assert all(
+        part["image"] is i for part, i in zip(reply.messages[0]["content"], own, strict=False)
+    )
     assert all(isinstance(i, Image.Image) and i.mode == "RGB" and i is not image for i in own)
     assert all(np.array_equal(np.asarray(i), np.asarray(image)) for i in own[:-1])
     assert np.array_equal(np.asarray(own[-1]), np.stack([gray] * 3, -1))
@@ -88,10 +97,16 @@ def test_what_an_environment_changes_later_does_not_change_its_reply() -> None:
     ],
 )
 def test_any_other_image_is_a_fault_that_names_its_place(image: Any, words: str) -> None:
-    with pytest.raises(EnvironmentFault, match=rf"multi_modal_data\['image'\]\[1\]: .*{words}.*test_reply_images.py"):
+    with pytest.raises(
+        EnvironmentFault,
+        match=rf"multi_modal_data\['image'\]\[1\]: .*{words}.*test_reply_images.py",
+    ):
         host_of(Shows(picture(0), image)).reset(0)
     env = Shows()
-    env.format_observation = lambda observation: {"role": "user", "content": [{"type": "image", "image": image}]}
+    env.format_observation = lambda observation: {
+        "role": "user",
+        "content": [{"type": "image", "image": image}],
+    }
     with pytest.raises(EnvironmentFault, match=f"an image of a message: .*{words}"):
         host_of(env).step(0, "left")
 

@@ -54,19 +54,29 @@ def build_env(sample, args):
 def episodes(folder: Path, *tasks: str) -> tuple[list[EpisodeSpec], RolloutSettings]:
     path = folder / "game.py"
     path.write_text(GAME)
-    settings = load_settings(SimpleNamespace(rollout_interaction_env_path=str(path), tasks=list(tasks)))
+    settings = load_settings(
+        SimpleNamespace(rollout_interaction_env_path=str(path), tasks=list(tasks))
+    )
     return [make_episode(settings, task, 0, 0) for task in read_tasks(settings)], settings
 
 
-async def test_once_the_budget_is_used_up_further_tasks_are_built_but_not_played(tmp_path: Path) -> None:
+async def test_once_the_budget_is_used_up_further_tasks_are_built_but_not_played(
+    tmp_path: Path,
+) -> None:
     assert await try_environments(*episodes(tmp_path, "a", "broken"), budget_s=0.0) == []
-    with pytest.raises(EnvironmentFault, match="task 'broken': reset raised ValueError: no board at"):
+    with pytest.raises(
+        EnvironmentFault, match="task 'broken': reset raised ValueError: no board at"
+    ):
         await try_environments(*episodes(tmp_path, "a", "broken"))
-    with pytest.raises(EnvironmentFault, match="task 'unbuilt': build_env raised ValueError: no such board at"):
+    with pytest.raises(
+        EnvironmentFault, match="task 'unbuilt': build_env raised ValueError: no such board at"
+    ):
         await try_environments(*episodes(tmp_path, "a", "unbuilt"), budget_s=0.0)
 
 
-async def test_the_first_task_of_an_environment_is_played_whatever_the_budget(tmp_path: Path) -> None:
+async def test_the_first_task_of_an_environment_is_played_whatever_the_budget(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(EnvironmentFault, match="task 'broken': reset raised"):
         await try_environments(*episodes(tmp_path, "broken", "a"), budget_s=0.0)
 
@@ -79,8 +89,12 @@ async def test_a_judge_that_does_not_answer_yet_is_a_note(tmp_path: Path) -> Non
 async def test_the_place_of_an_error_is_in_the_users_code_and_not_in_ours(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault) as caught:
         await try_environments(*episodes(tmp_path, "nested"))
-    line = next(number for number, text in enumerate(GAME.splitlines(), 1) if text.endswith("# here"))
-    assert f"at {tmp_path}/game.py:{line} (`return make_observation(3, 4) # here`)" in str(caught.value)
+    line = next(
+        number for number, text in enumerate(GAME.splitlines(), 1) if text.endswith("# here")
+    )
+    assert f"at {tmp_path}/game.py:{line} (`return make_observation(3, 4) # here`)" in str(
+        caught.value
+    )
 
 
 def test_tasks_of_training_and_evaluation_that_are_the_same_are_tried_once(
@@ -103,7 +117,8 @@ async def test_a_random_reset_and_threads_that_outlive_an_episode_are_named(tmp_
     path = tmp_path / "game.py"
     start = "threading.Thread(target=threading.Event().wait, daemon=True, name='leaked').start()"
     changed = (
-        f"        import random, threading\n        {start}\n        return make_observation(str(random.random()))"
+        f"        import random, threading\n        {start}\n"
+        "        return make_observation(str(random.random()))"
     )
     path.write_text(GAME.replace('        return make_observation("start")', changed))
     random, threads = await try_environments(found, settings)

@@ -1,4 +1,5 @@
-"""Runs an agent against slime's own OpenAI adapter and prints how many of the generated tokens are trained.
+"""Runs an agent against slime's own OpenAI adapter and prints how many of the generated tokens are
+trained.
 
     python agent_adapter.py COMMAND...        in a Python that runs slime, with slime on PYTHONPATH
 
@@ -36,7 +37,12 @@ class Characters:
 async def answer(prompt_ids: list[int], *_: Any, **__: Any) -> TurnRecord:
     ids = [ord(character) for character in f"answer {len(generated)}"]
     generated.append(ids)
-    return TurnRecord(prompt_ids=list(prompt_ids), output_ids=ids, finish_reason="stop", output_log_probs=[-1.0] * 8)
+    return TurnRecord(
+        prompt_ids=list(prompt_ids),
+        output_ids=ids,
+        finish_reason="stop",
+        output_log_probs=[-1.0] * 8,
+    )
 
 
 def main(command: list[str]) -> None:
@@ -49,7 +55,11 @@ def main(command: list[str]) -> None:
     finished = adapter.finish_session(SESSION, base_sample=Sample(index=0, prompt=""), reward=1.0)
     samples = asyncio.run(finished)
     trained = sum(sum(sample.loss_mask) for sample in samples)
-    print(json.dumps({"samples": len(samples), "generated": sum(map(len, generated)), "trained": trained}))
+    print(
+        json.dumps(
+            {"samples": len(samples), "generated": sum(map(len, generated)), "trained": trained}
+        )
+    )
     server.stop()
 
 

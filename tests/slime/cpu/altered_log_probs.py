@@ -1,4 +1,5 @@
-"""The project's converter, with every fourth of the rollout's log-probs changed by log 10, up and down in turn."""
+"""The project's converter, with every fourth of the rollout's log-probs changed by log 10, up and
+down in turn."""
 
 import math
 from collections.abc import Sequence

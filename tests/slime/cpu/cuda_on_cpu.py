@@ -1,4 +1,5 @@
-"""What slime and Megatron ask of torch.cuda, answered by the CPU: every device is the CPU, every stream is now.
+"""What slime and Megatron ask of torch.cuda, answered by the CPU: every device is the CPU, every
+stream is now.
 
 For tests of the loop, not of speed or memory. Called by `imports/sitecustomize.py`.
 """
@@ -18,7 +19,19 @@ MEMORY = 16 << 30
 """Bytes that the pretended device has."""
 
 FACTORIES = (
-    *("tensor", "as_tensor", "zeros", "ones", "empty", "full", "arange", "linspace", "rand", "randn", "empty_strided"),
+    *(
+        "tensor",
+        "as_tensor",
+        "zeros",
+        "ones",
+        "empty",
+        "full",
+        "arange",
+        "linspace",
+        "rand",
+        "randn",
+        "empty_strided",
+    ),
     *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint"),
 )
 
@@ -66,13 +79,16 @@ def patch_torch(torch: ModuleType) -> None:
 
 
 def _ignore(module: Any, *names: str) -> None:
-    """Make functions do nothing; each gets one of its own, because torch._dynamo tells functions by identity."""
+    """Make functions do nothing; each gets one of its own, because torch._dynamo tells functions by
+    identity."""
     for name in names:
         setattr(module, name, lambda *_, **__: None)
 
 
 def _devices(cuda: ModuleType, cpu: Any) -> None:
-    properties = SimpleNamespace(total_memory=MEMORY, major=8, minor=0, multi_processor_count=1, name="cpu", uuid="cpu")
+    properties = SimpleNamespace(
+        total_memory=MEMORY, major=8, minor=0, multi_processor_count=1, name="cpu", uuid="cpu"
+    )
     cuda.current_device = lambda: cpu
     cuda.device_count = lambda: 1
     _ignore(cuda, "set_device", "synchronize", "_lazy_init")
@@ -93,7 +109,12 @@ def _memory(cuda: ModuleType) -> None:
     _ignore(cuda, "empty_cache", "ipc_collect", "reset_peak_memory_stats")
     cuda.mem_get_info = lambda *_: (MEMORY // 2, MEMORY)
     cuda.memory_stats = lambda *_: {}
-    for name in ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"):
+    for name in (
+        "memory_allocated",
+        "memory_reserved",
+        "max_memory_allocated",
+        "max_memory_reserved",
+    ):
         setattr(cuda, name, lambda *_: 0)
 
 
@@ -108,14 +129,17 @@ def _random(torch: ModuleType) -> None:
         module.get_rng_state = lambda *_, **__: torch.get_rng_state()
         module.set_rng_state = lambda state, *_, **__: torch.set_rng_state(state)
         for name in ("manual_seed", "manual_seed_all"):
-            setattr(module, name, lambda value: torch.default_generator.manual_seed(int(value)) and None)
+            setattr(
+                module, name, lambda value: torch.default_generator.manual_seed(int(value)) and None
+            )
         _ignore(module, "_lazy_init")
         module._lazy_call = lambda function, **_: function()
     torch.cuda.default_generators = Generators()
 
 
 def _declare_vision_operators(torch: ModuleType) -> None:
-    """torchvision's operators are built for GPUs and do not load here, but its Python code looks two of them up."""
+    """torchvision's operators are built for GPUs and do not load here, but its Python code looks
+    two of them up."""
     global _vision
     _vision = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
@@ -126,7 +150,9 @@ def _process_groups(distributed: ModuleType) -> None:
     """slime's releases name NCCL and a GPU themselves, where they convert checkpoints."""
     real = distributed.init_process_group
 
-    def init_process_group(backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any) -> None:
+    def init_process_group(
+        backend: str | None = None, *args: Any, device_id: Any = None, **kwargs: Any
+    ) -> None:
         real("gloo" if backend == "nccl" else backend, *args, **kwargs)
 
     distributed.init_process_group = init_process_group
@@ -159,7 +185,10 @@ def _tensors(torch: ModuleType) -> None:
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:
             kwargs["device"] = _elsewhere(kwargs["device"])
-        args = tuple(_elsewhere(a) if isinstance(a, str | int | torch.device) else a for a in args[:1]) + args[1:]
+        args = (
+            tuple(_elsewhere(a) if isinstance(a, str | int | torch.device) else a for a in args[:1])
+            + args[1:]
+        )
         return real_to(self, *args, **kwargs)
 
     def type_(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,9 @@
 """Drives a slime checkout's own train.py from a test, and reads back what happened inside.
 
-Runs on a CPU unless a test says otherwise (`tests/slime/gpu`). `SLIME_PATH` names the checkout, `SLIME_CPU_PYTHON` the
-interpreter that `install.sh` made. One `Run` is one folder: model, checkpoints, ledger of the environments, record of
-the training; it may be started, killed and resumed.
+Runs on a CPU unless a test says otherwise (`tests/slime/gpu`). `SLIME_PATH` names the checkout,
+`SLIME_CPU_PYTHON` the interpreter that `install.sh` made. One `Run` is one folder: model,
+checkpoints, ledger of the environments, record of the training; it may be started, killed and
+resumed.
 """
 
 import json
@@ -30,20 +31,37 @@ SIZE = PolicySize(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, context=512
 LOCAL_FLAGS = (
     *("--transformer-impl", "local", "--spec", "tests.slime.cpu.megatron_on_cpu", "layer_spec"),
     *("--attention-backend", "unfused"),
-    *("--no-rope-fusion", "--no-masked-softmax-fusion", "--no-gradient-accumulation-fusion", "--no-persist-layer-norm"),
+    *(
+        "--no-rope-fusion",
+        "--no-masked-softmax-fusion",
+        "--no-gradient-accumulation-fusion",
+        "--no-persist-layer-norm",
+    ),
     *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"),
 )
 """Megatron without TransformerEngine and Apex."""
 NO_DROPOUT = ("--attention-dropout", "0.0", "--hidden-dropout", "0.0")
 CPU_FLAGS = (*LOCAL_FLAGS, *NO_DROPOUT, "--distributed-backend", "gloo")
 OPTIMIZER_FLAGS = (
-    *("--optimizer", "adam", "--lr", "1e-3", "--lr-decay-style", "constant", "--weight-decay", "0.0"),
+    *(
+        "--optimizer",
+        "adam",
+        "--lr",
+        "1e-3",
+        "--lr-decay-style",
+        "constant",
+        "--weight-decay",
+        "0.0",
+    ),
     *("--adam-beta1", "0.9", "--adam-beta2", "0.98"),
 )
 HOOK_FLAGS = (
     *("--rollout-function-path", "rollout.fixed_turn.generate_rollout"),
     *("--data-source-path", "rollout.data_source.EpisodeSource"),
-    *("--custom-convert-samples-to-train-data-path", "rollout.samples.convert_samples_to_train_data"),
+    *(
+        "--custom-convert-samples-to-train-data-path",
+        "rollout.samples.convert_samples_to_train_data",
+    ),
     *("--custom-megatron-init-path", "advantage.patch.install"),
     *("--custom-rollout-log-function-path", "inspection.metrics.log_rollout"),
     *("--custom-eval-rollout-log-function-path", "inspection.metrics.log_eval_rollout"),
@@ -52,7 +70,8 @@ HOOK_FLAGS = (
 
 @dataclass(frozen=True)
 class Slime:
-    """A slime checkout, the interpreter that can run it, and the flags and variables of its device."""
+    """A slime checkout, the interpreter that can run it, and the flags and variables of its
+    device."""
 
     path: Path
     python: Path
@@ -62,7 +81,8 @@ class Slime:
 
 
 def find_slime() -> Slime:
-    """The checkout and interpreter that the environment names; skips the test where there are none."""
+    """The checkout and interpreter that the environment names; skips the test where there are
+    none."""
     path, python = os.environ.get("SLIME_PATH"), os.environ.get("SLIME_CPU_PYTHON")
     if not path or not python:
         pytest.skip(
@@ -72,8 +92,11 @@ def find_slime() -> Slime:
     return Slime(Path(path.split(os.pathsep)[0]), Path(python))
 
 
-def make_model(folder: Path, size: PolicySize = SIZE, scale: float = 2.0, *, tied: bool = False) -> Path:
-    """A tiny random Qwen2 with a tokenizer of its own, sharp enough that its choices are not ties."""
+def make_model(
+    folder: Path, size: PolicySize = SIZE, scale: float = 2.0, *, tied: bool = False
+) -> Path:
+    """A tiny random Qwen2 with a tokenizer of its own, sharp enough that its choices are not
+    ties."""
     texts = ["go on and on", "seed 12 turn 3\nleft 4", "wait for it, and then some"] * 4
     tokenizer = train_tokenizer(texts, ["Current Observation:\n"], vocab_size=300)
     model = build_policy(tokenizer, size, seed=1)
@@ -93,12 +116,33 @@ def model_flags(folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text())
     rotary = config.get("rope_parameters", {}).get("rope_theta") or config["rope_theta"]
     return [
-        *("--swiglu", "--use-rotary-position-embeddings", "--disable-bias-linear", "--add-qkv-bias"),
-        *("--normalization", "RMSNorm", "--norm-epsilon", str(config["rms_norm_eps"]), "--group-query-attention"),
-        *("--num-layers", str(config["num_hidden_layers"]), "--hidden-size", str(config["hidden_size"])),
+        *(
+            "--swiglu",
+            "--use-rotary-position-embeddings",
+            "--disable-bias-linear",
+            "--add-qkv-bias",
+        ),
+        *(
+            "--normalization",
+            "RMSNorm",
+            "--norm-epsilon",
+            str(config["rms_norm_eps"]),
+            "--group-query-attention",
+        ),
+        *(
+            "--num-layers",
+            str(config["num_hidden_layers"]),
+            "--hidden-size",
+            str(config["hidden_size"]),
+        ),
         *("--ffn-hidden-size", str(config["intermediate_size"]), "--rotary-base", str(int(rotary))),
         *("--num-attention-heads", str(config["num_attention_heads"])),
-        *("--num-query-groups", str(config["num_key_value_heads"]), "--vocab-size", str(config["vocab_size"])),
+        *(
+            "--num-query-groups",
+            str(config["num_key_value_heads"]),
+            "--vocab-size",
+            str(config["vocab_size"]),
+        ),
         *(() if config["tie_word_embeddings"] else ("--untie-embeddings-and-output-weights",)),
         *("--make-vocab-size-divisible-by", "1"),
     ]
@@ -106,7 +150,8 @@ def model_flags(folder: Path) -> list[str]:
 
 @dataclass
 class Run:
-    """One experiment on disk. `config` is the custom YAML, `flags` come last on the command line and win."""
+    """One experiment on disk. `config` is the custom YAML, `flags` come last on the command line
+    and win."""
 
     slime: Slime
     work: Path
@@ -124,27 +169,54 @@ class Run:
         (self.work / "config.yaml").write_text(yaml.safe_dump(dict(self.config)))
 
     def command(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
-        """train.py's flags: model, device, optimizer, hooks (but for those `without`), then this run's own."""
+        """train.py's flags: model, device, optimizer, hooks (but for those `without`), then this
+        run's own."""
         hooks = dict(zip(HOOK_FLAGS[::2], HOOK_FLAGS[1::2], strict=True))
-        kept = [(flag, path) for flag, path in hooks.items() if flag[2:].replace("-", "_") not in without]
+        kept = [
+            (flag, path)
+            for flag, path in hooks.items()
+            if flag[2:].replace("-", "_") not in without
+        ]
         return [
             *model_flags(self.model),
             *self.slime.megatron_flags,
             *OPTIMIZER_FLAGS,
             *(word for pair in kept for word in pair),
             *("--custom-config-path", str(self.work / "config.yaml")),
-            *("--hf-checkpoint", str(self.model), "--ref-load", str(self.reference), "--actor-num-nodes", "1"),
+            *(
+                "--hf-checkpoint",
+                str(self.model),
+                "--ref-load",
+                str(self.reference),
+                "--actor-num-nodes",
+                "1",
+            ),
             *("--actor-num-gpus-per-node", str(self.gpus), "--num-gpus-per-node", str(self.gpus)),
-            *("--update-weight-transport", "disk", "--update-weight-disk-dir", str(self.work / "weights")),
-            *("--use-dynamic-batch-size", "--max-tokens-per-gpu", "512", "--advantage-estimator", "ppo"),
+            *(
+                "--update-weight-transport",
+                "disk",
+                "--update-weight-disk-dir",
+                str(self.work / "weights"),
+            ),
+            *(
+                "--use-dynamic-batch-size",
+                "--max-tokens-per-gpu",
+                "512",
+                "--advantage-estimator",
+                "ppo",
+            ),
             *("--save-debug-rollout-data", str(self.work / "samples" / "{rollout_id}.pt")),
             *self.flags,
             *extra,
         ]
 
-    def start(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> subprocess.Popen[bytes]:
+    def start(
+        self, extra: Sequence[str] = (), without: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         """Start `script` in the background; output goes to `log`."""
-        return start_script(self.slime, self.work, self.script, self.command(extra, without), self.gpus)
+        return start_script(
+            self.slime, self.work, self.script, self.command(extra, without), self.gpus
+        )
 
     def finish(self, process: subprocess.Popen[bytes], timeout_s: float) -> None:
         """Wait for the end; a failed run shows the end of its log."""
@@ -156,7 +228,9 @@ class Run:
             stop_all(self.work)
         assert code == 0, f"{self.script} ended with {code}:\n{self.tail()}"
 
-    def train(self, extra: Sequence[str] = (), without: Sequence[str] = (), timeout_s: float = 1200) -> None:
+    def train(
+        self, extra: Sequence[str] = (), without: Sequence[str] = (), timeout_s: float = 1200
+    ) -> None:
         """Run to the end."""
         self.finish(self.start(extra, without), timeout_s)
 
@@ -174,14 +248,19 @@ class Run:
 
     def logged(self, name: str) -> list[float]:
         """Every value of a metric in slime's log, in order."""
-        return [float(value) for value in re.findall(rf"'{name}': ([-+\d.e]+)", self.log.read_text(errors="replace"))]
+        return [
+            float(value)
+            for value in re.findall(rf"'{name}': ([-+\d.e]+)", self.log.read_text(errors="replace"))
+        ]
 
     def samples(self, rollout_id: int | str) -> list[dict[str, Any]]:
-        """The samples that the rollout handed to slime, in order; `eval_0` and so on for evaluations."""
+        """The samples that the rollout handed to slime, in order; `eval_0` and so on for
+        evaluations."""
         return torch.load(self.work / "samples" / f"{rollout_id}.pt", weights_only=False)["samples"]
 
     def records(self, role: str, rollout_id: int) -> list[dict[str, Any]]:
-        """What each rank trained on (see `recorder.py`), by rank; empty if the role did not train."""
+        """What each rank trained on (see `recorder.py`), by rank; empty if the role did not
+        train."""
         paths = sorted((self.work / "record").glob(f"{role}-{rollout_id}-*.pt"))
         return [torch.load(path, weights_only=False) for path in paths]
 
@@ -199,7 +278,8 @@ def start_script(
     preload = work / "preload" / "torch_memory_saver_hook_mode_preload.abi3.so"
     preload.parent.mkdir(parents=True, exist_ok=True)
     preload.touch()
-    # Megatron writes its choice of attention into the environment, where it was used in this process before.
+    # Megatron writes its choice of attention into the environment, where it was used in this
+    # process before.
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("NVTE_")}
     folders = [str(IMPORTS), str(slime.path), str(REPO), slime.environment.get("PYTHONPATH")]
     environment = {
@@ -214,10 +294,20 @@ def start_script(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **({} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(free_port())}),
     }
-    command = [str(slime.python), str(Path(__file__).with_name("run_train.py")), str(slime.path / script), *arguments]
+    command = [
+        str(slime.python),
+        str(Path(__file__).with_name("run_train.py")),
+        str(slime.path / script),
+        *arguments,
+    ]
     with open(work / "train.log", "ab") as log:
         return subprocess.Popen(
-            command, cwd=work, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=work,
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 
@@ -225,7 +315,8 @@ ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR":
 
 
 def free_port() -> int:
-    """A port that nobody listens on; slime's tools would all take the same one, also side by side."""
+    """A port that nobody listens on; slime's tools would all take the same one, also side by
+    side."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
@@ -235,15 +326,25 @@ def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
     """The model as a Megatron checkpoint, by slime's own tool: what the critic starts from."""
     target = work / "reference"
     work.mkdir(parents=True, exist_ok=True)
-    arguments = [*model_flags(model), *slime.megatron_flags, "--hf-checkpoint", str(model), "--save", str(target)]
+    arguments = [
+        *model_flags(model),
+        *slime.megatron_flags,
+        "--hf-checkpoint",
+        str(model),
+        "--save",
+        str(target),
+    ]
     process = start_script(slime, work, "tools/convert_hf_to_torch_dist.py", arguments)
     code = process.wait(300)
-    assert code == 0, f"the conversion ended with {code}:\n{(work / 'train.log').read_text()[-4000:]}"
+    assert code == 0, (
+        f"the conversion ended with {code}:\n{(work / 'train.log').read_text()[-4000:]}"
+    )
     return target
 
 
 def stop_all(work: Path) -> None:
-    """Kill what this run started, wherever it has got to: the processes that carry its folder in their environment."""
+    """Kill what this run started, wherever it has got to: the processes that carry its folder in
+    their environment."""
     mine = []
     for process in psutil.process_iter():
         try:

@@ -1,6 +1,8 @@
-"""The quickstart's policy trained by slime's own loop on CPU: does it learn there as it does in the embedded one?
+"""The quickstart's policy trained by slime's own loop on CPU: does it learn there as it does in the
+embedded one?
 
-    SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --seeds 0 1 2 --out outputs/slime_cpu
+    SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --seeds 0 1 2 --out
+    outputs/slime_cpu
 
 Writes `curve.csv` (seed, updates so far, held-out win rate, its standard error, turns per episode).
 """
@@ -27,7 +29,14 @@ CONFIG = "custom_configs/quickstart.yaml"
 CRITIC_ONLY = 6
 FLAGS = (
     *("--rollout-batch-size", "256", "--n-samples-per-prompt", "1", "--global-batch-size", "64"),
-    *("--rollout-max-response-len", "40", "--rollout-max-context-len", "512", "--rollout-temperature", "1.0"),
+    *(
+        "--rollout-max-response-len",
+        "40",
+        "--rollout-max-context-len",
+        "512",
+        "--rollout-temperature",
+        "1.0",
+    ),
     *("--num-critic-only-steps", str(CRITIC_ONLY), "--kl-coef", "0.001", "--entropy-coef", "0.001"),
     *("--eps-clip", "0.2", "--eps-clip-c", "3.0", "--value-clip", "0.5", "--lr", "3e-4"),
     *("--max-tokens-per-gpu", "8192", "--eval-prompt-data", "held-out", "from-the-yaml"),
@@ -44,7 +53,9 @@ def evaluations(log: str) -> list[tuple[int, dict[str, float]]]:
     return found
 
 
-def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[int, dict[str, float]]]:
+def learn(
+    seed: int, updates: int, eval_interval: int, out: Path
+) -> list[tuple[int, dict[str, float]]]:
     """Make the policy, train it inside slime, and return what its evaluations found."""
     slime, work = find_slime(), Path(tempfile.mkdtemp(prefix="sv-", dir="/tmp"))
     settings: dict[str, Any] = yaml.safe_load(Path(CONFIG).read_text(encoding="utf-8"))
@@ -53,12 +64,21 @@ def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[
     loss = make_policy(config, policy, WarmStart(), seed).loss
     print(f"seed {seed}: warm start, {loss:.3f} nats a token", flush=True)
     reference = convert_checkpoint(slime, work / "conversion", policy)
-    roles = {"name": "default", "role": "critic", "overrides": {"lr": 1e-3, "save": str(work / "critic")}}
+    roles = {
+        "name": "default",
+        "role": "critic",
+        "overrides": {"lr": 1e-3, "save": str(work / "critic")},
+    }
     (work / "roles.yaml").write_text(yaml.safe_dump({"megatron": [roles]}))
     with EngineServer(EngineOptions(model_path=str(policy), max_running_requests=32)) as engine:
         flags = [
             *FLAGS,
-            *("--rollout-external-engine-addrs", f"127.0.0.1:{engine.port}", "--rollout-seed", str(seed)),
+            *(
+                "--rollout-external-engine-addrs",
+                f"127.0.0.1:{engine.port}",
+                "--rollout-seed",
+                str(seed),
+            ),
             *("--num-rollout", str(updates), "--eval-interval", str(eval_interval)),
             *("--megatron-config-path", str(work / "roles.yaml")),
         ]
@@ -72,7 +92,9 @@ def learn(seed: int, updates: int, eval_interval: int, out: Path) -> list[tuple[
 
 def main() -> None:
     """Train every seed; the table grows with each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--updates", type=int, default=30, help="critic-only steps included")
     parser.add_argument("--eval-interval", type=int, default=5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -85,8 +107,12 @@ def main() -> None:
         writer = csv.writer(file)
         writer.writerow(("seed", "updates", "win_rate", "standard_error", "turns"))
         for seed in options.seeds:
-            for updates, metrics in learn(seed, options.updates, options.eval_interval, options.out):
-                wins, error, turns = (metrics[f"eval/{task}/{key}"] for key in ("success", "success_se", "turns"))
+            for updates, metrics in learn(
+                seed, options.updates, options.eval_interval, options.out
+            ):
+                wins, error, turns = (
+                    metrics[f"eval/{task}/{key}"] for key in ("success", "success_se", "turns")
+                )
                 writer.writerow((seed, updates, wins, error, turns))
                 print(f"{updates:>4} updates  win rate {wins:.3f} ± {error:.3f}", flush=True)
             file.flush()

@@ -1,8 +1,10 @@
-"""A game that keeps a ledger: every payment goes to a file of its own, past everything that is under test.
+"""A game that keeps a ledger: every payment goes to a file of its own, past everything that is
+under test.
 
-`env: {ledger: FOLDER, longest: 9}`. Any answer is an action; what it pays follows from the seed, the turn and the
-answer, or is always the same with `steady: true`. An episode of seed s ends by itself or, for every third seed, by its
-time limit. With `slow: {seed: S, until: FILE, at_most_s: T}`, the first step of seed S waits until the file exists.
+`env: {ledger: FOLDER, longest: 9}`. Any answer is an action; what it pays follows from the seed,
+the turn and the answer, or is always the same with `steady: true`. An episode of seed s ends by
+itself or, for every third seed, by its time limit. With `slow: {seed: S, until: FILE, at_most_s:
+T}`, the first step of seed S waits until the file exists.
 """
 
 import json
@@ -24,7 +26,12 @@ class LedgerGame(BaseInteractionEnv):
     default_action = "wait"
 
     def __init__(
-        self, seed: int, ledger: Path, longest: int, steady: bool = False, slow: Mapping[str, Any] | None = None
+        self,
+        seed: int,
+        ledger: Path,
+        longest: int,
+        steady: bool = False,
+        slow: Mapping[str, Any] | None = None,
     ) -> None:
         self.seed = seed
         self.ledger = ledger
@@ -63,7 +70,9 @@ class LedgerGame(BaseInteractionEnv):
         return self._observe(), over, info
 
     def _observe(self) -> Observation:
-        return make_observation(f"seed {self.seed} turn {self.turn}", f"left {self.length - self.turn}")
+        return make_observation(
+            f"seed {self.seed} turn {self.turn}", f"left {self.length - self.turn}"
+        )
 
     def _write(self, reward: float, info: StepInfo, text: str) -> None:
         line = {

@@ -1,8 +1,9 @@
-"""Writes down what Megatron really trained on: one file a role, rollout and rank under `$SLIME_CPU_WORK/record`.
+"""Writes down what Megatron really trained on: one file a role, rollout and rank under
+`$SLIME_CPU_WORK/record`.
 
-Each holds the rank's whole rollout data as it stood when training began, and per micro-batch what reached the loss:
-the weight of every response token in the reducer, and the size of the gradient at every logit position. `cpu_s` is the
-process's CPU time so far, `peak_kib` its peak memory.
+Each holds the rank's whole rollout data as it stood when training began, and per micro-batch what
+reached the loss: the weight of every response token in the reducer, and the size of the gradient at
+every logit position. `cpu_s` is the process's CPU time so far, `peak_kib` its peak memory.
 """
 
 import functools
@@ -37,7 +38,10 @@ def record_training(actor: ModuleType) -> None:
         folder.mkdir(exist_ok=True)
         rank = torch.distributed.get_rank()
         temporary = folder / f"{role}-{rollout_id}-{rank}-{os.getpid()}.tmp"
-        spent = {"cpu_s": time.process_time(), "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
+        spent = {
+            "cpu_s": time.process_time(),
+            "peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        }
         torch.save({"data": data, "batches": list(_batches), **spent}, temporary)
         temporary.rename(folder / f"{role}-{rollout_id}-{rank}.pt")
         return result
@@ -55,7 +59,9 @@ def _recorded_loss(loss: Any) -> Any:
         }
         _batches.append(entry)
         if logits.requires_grad:
-            logits.register_hook(lambda gradient: entry.update(gradient=_copy(gradient.abs().sum(-1).flatten())))
+            logits.register_hook(
+                lambda gradient: entry.update(gradient=_copy(gradient.abs().sum(-1).flatten()))
+            )
         return loss(args, batch, logits, reduce)
 
     return recorded

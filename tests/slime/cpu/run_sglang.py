@@ -1,4 +1,5 @@
-"""Starts a real SGLang server on a CPU without AMX: run_sglang.py SERVER FLAGS... (see `install_sglang.sh`)."""
+"""Starts a real SGLang server on a CPU without AMX: run_sglang.py SERVER FLAGS... (see
+`install_sglang.sh`)."""
 
 import importlib.util
 import os
@@ -15,24 +16,35 @@ IMPORTS = str(Path(__file__).with_name("sglang_imports"))
 def prepare() -> None:
     """Stand-ins for what has no CPU build: sgl_kernel, torchvision's operators and Triton."""
     sys.path.insert(0, IMPORTS)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH"))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (IMPORTS, os.environ.get("PYTHONPATH")))
+    )
     for name in ("nms", "qnms"):
-        torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        torch.library.define(
+            f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
     if importlib.util.find_spec("triton") is None:
         _stub_triton()
 
 
 def _stub_triton() -> None:
-    """SGLang has a stub for Apple machines, which have no Triton either; ask for it in their name."""
+    """SGLang has a stub for Apple machines, which have no Triton either; ask for it in their
+    name."""
     site = Path(next(iter(importlib.util.find_spec("torch").submodule_search_locations))).parent
-    spec = importlib.util.spec_from_file_location("_platform_stubs", site / "sglang" / "_platform_stubs.py")
+    spec = importlib.util.spec_from_file_location(
+        "_platform_stubs", site / "sglang" / "_platform_stubs.py"
+    )
     stubs = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = stubs
     spec.loader.exec_module(stubs)
     stubs._patch_non_blocking = lambda: None
     real = sys.platform, platform.machine, torch.backends.mps.is_available
     try:
-        sys.platform, platform.machine, torch.backends.mps.is_available = "darwin", lambda: "arm64", lambda: True
+        sys.platform, platform.machine, torch.backends.mps.is_available = (
+            "darwin",
+            lambda: "arm64",
+            lambda: True,
+        )
         stubs.install_platform_stubs()
     finally:
         sys.platform, platform.machine, torch.backends.mps.is_available = real

@@ -1,4 +1,5 @@
-"""Runs a script of a slime checkout, unchanged, in this harness: run_train.py SCRIPT ARGUMENTS..."""
+"""Runs a script of a slime checkout, unchanged, in this harness: run_train.py SCRIPT
+ARGUMENTS..."""
 
 import os
 import runpy
@@ -6,7 +7,8 @@ import sys
 
 
 def main() -> None:
-    """Start a Ray of its own for train.py; other scripts (checkpoint conversion) run as they are."""
+    """Start a Ray of its own for train.py; other scripts (checkpoint conversion) run as they
+    are."""
     script, work = sys.argv[1], os.environ["SLIME_CPU_WORK"]
     sys.argv = sys.argv[1:]
     if os.path.basename(script).startswith("train"):

@@ -1,4 +1,5 @@
-"""Replacements for libraries that a GPU machine may lack. slime's image has them all, so nothing is replaced there."""
+"""Replacements for libraries that a GPU machine may lack. slime's image has them all, so nothing is
+replaced there."""
 
 import importlib.util
 import os
@@ -18,17 +19,26 @@ def has_flashinfer() -> bool:
 
 
 def megatron_flags() -> list[str]:
-    """Without TransformerEngine: Megatron's local layers. Without Apex: none of the fusions that need it."""
-    from tests.slime.cpu.harness import LOCAL_FLAGS, NO_DROPOUT  # too much for the processes that only call a hook
+    """Without TransformerEngine: Megatron's local layers. Without Apex: none of the fusions that
+    need it."""
+    from tests.slime.cpu.harness import (
+        LOCAL_FLAGS,
+        NO_DROPOUT,
+    )  # too much for the processes that only call a hook
 
     if not is_installed("transformer_engine"):
         return [*LOCAL_FLAGS, *NO_DROPOUT]
-    fusions = [] if is_installed("apex") else ["--no-gradient-accumulation-fusion", "--no-persist-layer-norm"]
+    fusions = (
+        []
+        if is_installed("apex")
+        else ["--no-gradient-accumulation-fusion", "--no-persist-layer-norm"]
+    )
     return [*fusions, *NO_DROPOUT]
 
 
 def sglang_flags() -> list[str]:
-    """Without flashinfer: Triton's attention, torch's sampling, and no CUDA graphs of the replaced operators."""
+    """Without flashinfer: Triton's attention, torch's sampling, and no CUDA graphs of the replaced
+    operators."""
     if has_flashinfer():
         return []
     return [
@@ -48,12 +58,14 @@ def accept_numpy_2(initialize: ModuleType) -> None:
 
 
 def patch_optimizer(module: ModuleType) -> None:
-    """Without TransformerEngine and Apex, Megatron uses torch's AdamW, which it cannot save and load by itself."""
+    """Without TransformerEngine and Apex, Megatron uses torch's AdamW, which it cannot save and
+    load by itself."""
     if not is_installed("transformer_engine") and not is_installed("apex"):
         patch_torch_optimizer(module)
 
 
 def use_native_operators(module: ModuleType) -> None:
-    """Without flashinfer, run SGLang's norms and activations in torch: their CUDA versions call it."""
+    """Without flashinfer, run SGLang's norms and activations in torch: their CUDA versions call
+    it."""
     if not has_flashinfer():
         module.MultiPlatformOp.dispatch_forward = lambda self: self.forward_native

@@ -1,4 +1,5 @@
-"""Dockerfiles are read as docker reads them, and buildah gets them with the base images that were fetched."""
+"""Dockerfiles are read as docker reads them, and buildah gets them with the base images that were
+fetched."""
 
 import pytest
 
@@ -19,20 +20,27 @@ def test_words_are_those_of_docker(text: str, words: list[str]) -> None:
 
 
 def test_continued_lines_and_comments_are_read_and_a_heredoc_is_refused() -> None:
-    run, quoted, last = read_instructions('RUN one \\\n  # not this\n\n  two\nRUN echo "<<C" 1<<2\nCMD x')
+    run, quoted, last = read_instructions(
+        'RUN one \\\n  # not this\n\n  two\nRUN echo "<<C" 1<<2\nCMD x'
+    )
     assert (run.rest, run.number) == ("one   two", 1)
     assert quoted.rest == 'echo "<<C" 1<<2' and (last.number, last.name) == (6, "CMD")
     for line in ("RUN <<A && cat <<-'B'", "COPY <<EOF /x", "RUN cat 0<<E", "RUN cat << EOF > x"):
-        with pytest.raises(UnsupportedLine, match=r"line 2 of environment/Dockerfile \(.* has a heredoc; put"):
+        with pytest.raises(
+            UnsupportedLine, match=r"line 2 of environment/Dockerfile \(.* has a heredoc; put"
+        ):
             list(read_instructions(f"FROM a\n{line}\nRUN rm -rf /\n"))
 
 
 def test_names_of_images_are_replaced_and_those_of_stages_and_scratch_are_kept() -> None:
     text = (
-        "# a comment\nARG V=1\nARG W=$V.2\nFROM --platform=linux/amd64 a:$W AS One\nFROM ONE\nARG V=3\nFROM scratch\n"
-        "COPY --chown=1 --from=one /x /y\nCOPY --from=0 /x /y\nCOPY --from=b/c:1 --chmod=700 /x /y\nRUN end \\\n"
+        "# a comment\nARG V=1\nARG W=$V.2\nFROM --platform=linux/amd64 a:$W AS One\nFROM ONE\nARG "
+        "V=3\nFROM scratch\nCOPY --chown=1 --from=one /x /y\nCOPY --from=0 /x /y\nCOPY "
+        "--from=b/c:1 --chmod=700 /x /y\nRUN end \\\n"
     )
-    assert with_base_images(text, {"V": "7"}, lambda name: f"<{name}>", "ARG X=1\n").splitlines() == [
+    assert with_base_images(
+        text, {"V": "7"}, lambda name: f"<{name}>", "ARG X=1\n"
+    ).splitlines() == [
         "ARG V=1",
         "ARG W=$V.2",
         "FROM <a:7.2> AS One",

@@ -1,7 +1,8 @@
-"""Runs at the start of every process of a run: patches torch, Megatron and slime as they are imported.
+"""Runs at the start of every process of a run: patches torch, Megatron and slime as they are
+imported.
 
-slime spreads over many processes (driver, Ray actors, spawned servers); this folder at the head of PYTHONPATH
-reaches all of them. Nothing is imported here before it is asked for.
+slime spreads over many processes (driver, Ray actors, spawned servers); this folder at the head of
+PYTHONPATH reaches all of them. Nothing is imported here before it is asked for.
 """
 
 import importlib

@@ -7,7 +7,9 @@ import pytest
 
 
 def interest(*arguments):
-    return subprocess.run([sys.executable, "/app/interest.py", *arguments], capture_output=True, text=True, timeout=30)
+    return subprocess.run(
+        [sys.executable, "/app/interest.py", *arguments], capture_output=True, text=True, timeout=30
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,9 @@ def test_what_a_deposit_is_worth(arguments, printed):
     assert (done.returncode, done.stdout) == (0, printed + "\n")
 
 
-@pytest.mark.parametrize("arguments", [("1000", "10"), ("a", "10", "2"), ("1000", "10", "-1"), ("1000", "10", "1.5")])
+@pytest.mark.parametrize(
+    "arguments", [("1000", "10"), ("a", "10", "2"), ("1000", "10", "-1"), ("1000", "10", "1.5")]
+)
 def test_wrong_arguments(arguments):
     done = interest(*arguments)
     assert (done.returncode, done.stdout) == (2, "")

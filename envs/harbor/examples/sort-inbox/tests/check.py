@@ -21,6 +21,18 @@ def is_right(name, kind, text):
 
 inbox, folders = Path("/data/inbox"), os.environ["EXPECTED"].split()
 right = sum(is_right(name, kind, text) for name, (kind, text) in RIGHT.items())
-extra = [path for kind in folders for path in Path("/data/sorted", kind).glob("*") if path.name not in RIGHT]
+extra = [
+    path
+    for kind in folders
+    for path in Path("/data/sorted", kind).glob("*")
+    if path.name not in RIGHT
+]
 left = list(inbox.iterdir()) if inbox.is_dir() else []
-print(json.dumps({"reward": float(right == len(RIGHT) and not extra and not left), "share": right / len(RIGHT)}))
+print(
+    json.dumps(
+        {
+            "reward": float(right == len(RIGHT) and not extra and not left),
+            "share": right / len(RIGHT),
+        }
+    )
+)

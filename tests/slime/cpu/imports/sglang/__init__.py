@@ -1,4 +1,5 @@
-"""The few names of SGLang that slime imports when its engines run elsewhere; one file, all submodules."""
+"""The few names of SGLang that slime imports when its engines run elsewhere; one file, all
+submodules."""
 
 import argparse
 import dataclasses
@@ -32,7 +33,12 @@ class ServerArgs:
         # The same, under SGLang's longer names, which slime reads, too.
         for name in ("data", "pipeline", "expert"):
             parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
-        for name in ("enable-dp-attention", "enable-deterministic-inference", "enable-metrics", "disable-radix-cache"):
+        for name in (
+            "enable-dp-attention",
+            "enable-deterministic-inference",
+            "enable-metrics",
+            "disable-radix-cache",
+        ):
             parser.add_argument(f"--{name}", action="store_true")
         parser.add_argument("--speculative-algorithm", default=None)
         parser.add_argument("--context-length", type=int, default=None)

@@ -1,6 +1,7 @@
 """Stand-in for torch_memory_saver: there is no GPU memory to save.
 
-slime preloads a library from the folder above the package; `__file__` points to where the run has put an empty one.
+slime preloads a library from the folder above the package; `__file__` points to where the run has
+put an empty one.
 """
 
 import os
@@ -8,7 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__file__ = os.path.join(os.environ["SLIME_CPU_WORK"], "preload", "torch_memory_saver", "__init__.py")
+__file__ = os.path.join(
+    os.environ["SLIME_CPU_WORK"], "preload", "torch_memory_saver", "__init__.py"
+)
 
 
 class _Saver:

@@ -12,13 +12,16 @@ class Anything:
 
 
 class Corridor:
-    """Draws the door's place the way each family takes its seed; `max_steps`, spaces and stats as BALROG has them."""
+    """Draws the door's place the way each family takes its seed; `max_steps`, spaces and stats as
+    BALROG has them."""
 
     max_steps = 20
 
     def __init__(self, family: str, config) -> None:
         self.family, self.config, self.resets = family, config, 0
-        self.language_action_space = Anything() if family == "textworld" else ["left", "right", "Wait", "68"]
+        self.language_action_space = (
+            Anything() if family == "textworld" else ["left", "right", "Wait", "68"]
+        )
         self.default_action = "help" if family == "textworld" else "Wait"
 
     def reset(self, seed=None):
@@ -45,7 +48,10 @@ class Corridor:
         return self.look(), reward, np.bool_(done), False, {}
 
     def look(self):
-        text = {"long_term_context": f"at {self.place}, door {self.door}", "short_term_context": f"score {self.score}"}
+        text = {
+            "long_term_context": f"at {self.place}, door {self.door}",
+            "short_term_context": f"score {self.score}",
+        }
         mission = {"mission": "find the door"} if self.family == "babyai" else {}
         return {"text": text, "image": Image.new("RGB", (4, 4)), **mission}
 
@@ -90,7 +96,9 @@ class NameNotFound(Exception):
 
 
 MINIHACK_ERRORS = {
-    "MiniHack-Boxoban-Hard-v0": ModuleNotFoundError("To use Boxoban environments, please download maps."),
+    "MiniHack-Boxoban-Hard-v0": ModuleNotFoundError(
+        "To use Boxoban environments, please download maps."
+    ),
     "MiniHack-Quest-Hard-v0": RuntimeError("raqm_layout() failed."),
     "MiniHack-Corridor-R3-v0": RuntimeError("something else"),
 }
