@@ -1,1 +1,1 @@
-"""Parts of scripts/launch.py, and the programs of scripts that start other kinds of runs."""
+"""What starts runs: the parts that all kinds share, and the kinds other than PPO."""

@@ -9,10 +9,10 @@ import os
 import sys
 from pathlib import Path
 
-from scripts.launch import exit_with
 from scripts.launcher.models import download_model, find_shape, read_shape, reference_name, run
 from scripts.launcher.own_python import header
 from scripts.launcher.resume import TRACKER, last_step, step_name
+from scripts.launcher.run import exit_with
 from scripts.launcher.variables import Paths, read_variables
 from slime_verlog import ConfigError
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from scripts.launch import PARALLEL, RECOMPUTE, Run, main, words
 from scripts.launcher.models import download, download_model, was_interrupted
 from scripts.launcher.resume import last_step, retention
+from scripts.launcher.run import PARALLEL, RECOMPUTE, Run, main, words
 from scripts.launcher.variables import Variables
 from slime_verlog import Field
 

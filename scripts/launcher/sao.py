@@ -1,7 +1,8 @@
 """Starts or resumes a run with SAO: PPO on a stream of turns, with the paper's losses
 (docs/presets.md)."""
 
-from scripts.launch import ConfigError, Ppo, RolloutSettings, main
+from scripts.launch import Ppo
+from scripts.launcher.run import ConfigError, RolloutSettings, main
 
 SAO = """
 --advantage-estimator ppo --num-critic-only-steps {critic_only} --normalize-advantages

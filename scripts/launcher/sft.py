@@ -3,9 +3,9 @@
 import subprocess
 from pathlib import Path
 
-from scripts.launch import Run, main, words
 from scripts.launcher.gpus import check_division, training_flags
 from scripts.launcher.resume import retention
+from scripts.launcher.run import Run, main, words
 from scripts.launcher.variables import Variables
 from slime_verlog import Field
 

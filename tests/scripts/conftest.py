@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from scripts.launch import Ppo, Run, read_run
+from scripts.launch import Ppo
 from scripts.launcher.geo3k import Geo3k
 from scripts.launcher.job import Job
+from scripts.launcher.run import Run, read_run
 from scripts.launcher.sao import Sao
 from scripts.launcher.sft import Sft
 

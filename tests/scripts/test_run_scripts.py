@@ -11,9 +11,10 @@ import yaml
 from envs.loading import load_attribute
 from rollout.bridge.checks import check_flags
 from rollout.bridge.settings import YAML_KEYS, check_keys, load_settings
-from scripts.launch import launch, read_run, spaced_evaluations
+from scripts.launch import spaced_evaluations
 from scripts.launcher.checks import read_flags
 from scripts.launcher.geo3k import Geo3kVariables
+from scripts.launcher.run import launch, read_run
 from scripts.launcher.sft import SftVariables
 from scripts.launcher.variables import PpoVariables
 from slime_verlog import ConfigError
