@@ -73,9 +73,8 @@ def command() -> Iterator[None]:
         pipe.register(sys.stdout.fileno(), 0)
         if not pipe.poll(0):  # stdout is open, so this is another pipe's error
             raise
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python writes what is left when it ends
+        # Python writes what is left when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
         if (sentence := disk_problem(error)) is None:
@@ -294,9 +293,8 @@ def _model_at(model: type[Settings], location: Sequence[int | str]) -> type[Sett
         fields = _fields(model)
         if part in fields:
             inner = list(_models_in(fields[part].annotation))
-        named = [
-            one for one in inner if part.rstrip("]").endswith(one.__name__)
-        ]  # an alternative of a union
+        # The part may name an alternative of a union.
+        named = [one for one in inner if part.rstrip("]").endswith(one.__name__)]
         model = (named or inner or [model])[0]
     return model
 

@@ -98,9 +98,8 @@ class Progress:
     def held_out_hidden(self, data: Data) -> Generator[None]:
         """Set the loss masks of held-out turns to 0 inside this context."""
         masks: list[Tensor] = data["loss_masks"]
-        hidden = self._held_out or [False] * len(
-            masks
-        )  # a pipeline stage without values has no loss to mask
+        # A pipeline stage without values has no loss to mask.
+        hidden = self._held_out or [False] * len(masks)
         data["loss_masks"] = [
             torch.zeros_like(mask) if hide else mask
             for mask, hide in zip(masks, hidden, strict=True)

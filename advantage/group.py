@@ -127,9 +127,8 @@ def group_advantages(
     _, episode = _unique(turns.segment[order])
     _, group = _unique(turns.group[order])
     flags, anchor = turns.flags[order].long(), turns.anchor[order]
-    own = -1.0 - torch.arange(
-        len(order)
-    )  # of a turn without an anchor; no other turn has this number
+    # The number of a turn without an anchor, which no other turn has.
+    own = -1.0 - torch.arange(len(order))
     prompt = torch.where(anchor >= 0, anchor, own)
     _, state = _unique(torch.stack([group.double(), prompt], 1))
     edges = edges_of(flags & NOTES == 0, discounts_of(settings, "actor"))
@@ -165,9 +164,8 @@ def _compared(turns: GroupTurns) -> Tensor:
 
 
 def _unique(x: Tensor) -> tuple[Tensor, Tensor]:
-    return cast(Any, torch).unique(
-        x, dim=0, return_inverse=True
-    )  # torch does not declare the types of `unique`
+    # torch does not declare the types of `unique`.
+    return cast(Any, torch).unique(x, dim=0, return_inverse=True)
 
 
 def _check_contiguous(segments: Tensor, episode: Tensor, index: Tensor, is_head: Tensor) -> None:

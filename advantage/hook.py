@@ -86,9 +86,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
         compute_advantages(Namespace(), rollout_data)  # rollout_data["advantages"] is [tensor([0.5000, 0.2500])]
     """
     layout = current_layout()
-    if (
-        not layout.last_stage
-    ):  # the KL split, which slime calls here too, removes the table; slime logs nothing here
+    if not layout.last_stage:
+        # The KL split, which slime calls here too, removes the table; slime logs nothing here.
         return
     began = time.perf_counter()
     with relayed(layout.stage), Exchange(layout.data) as exchange:

@@ -74,9 +74,8 @@ class TurnKind(enum.IntEnum):
     """Turns that value pretraining measures the critic on, and does not train on."""
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        return type(self), (
-            self.value,
-        )  # Python before 3.11.4 pickles a call of `getattr`, which torch rejects
+        # Python before 3.11.4 pickles a call of `getattr`, which torch rejects.
+        return type(self), (self.value,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,9 +247,8 @@ class Server:
     async def _hosts_wait(self) -> bool:
         """Tell whether all hosts wait for an event, and all that they sent has been read."""
         arrived = self.arrived
-        for _ in range(
-            12
-        ):  # a request on a new connection takes up to ten turns of the loop to be queued
+        for _ in range(12):
+            # A request on a new connection takes up to ten turns of the loop to be queued.
             await asyncio.sleep(0)
         return arrived == self.arrived and all(host.unchanged() for host in self.hosts)
 

@@ -163,10 +163,8 @@ def keys_of(program: str) -> dict[str, Any]:
     if found is None:
         raise SystemExit(f"{program} is not on PATH; docs/agents.md names its npm package")
     words = [found, *(word.replace("{prompt}", TASK) for word in RECIPES[program]["command"][1:])]
-    variables = {
-        **RECIPES[program].get("variables", {}),
-        "IS_SANDBOX": "1",
-    }  # lets Claude Code run as root
+    # Lets Claude Code run as root.
+    variables = {**RECIPES[program].get("variables", {}), "IS_SANDBOX": "1"}
     limits = {"max_steps": 200, "time_limit_s": 3000.0, "pass_env": ["PATH"]}
     keys = {**RECIPES[program], "command": words, "variables": variables, **limits}
     return {"rollout_interaction_env_path": "envs.agent", "tasks": ["any"], "env": keys}

@@ -73,10 +73,8 @@ def train(
         ExitStack() as at_end,
     ):
         at_end.callback(lambda: run(close_runtimes()))
-        source, trainer = (
-            source_class(args),
-            PpoTrainer(args),
-        )  # the engine loads its model meanwhile
+        # The engine loads its model meanwhile.
+        source, trainer = source_class(args), PpoTrainer(args)
         args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
         if flags.load:
             args.start_rollout_id = trainer.load(flags.load) + 1

@@ -68,9 +68,8 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
                     "0..255"
                 )
             image.load()
-            if (
-                image.getexif().get(ORIENTATION, 1) != 1
-            ):  # turned as the camera says, which models cannot
+            if image.getexif().get(ORIENTATION, 1) != 1:
+                # Turned as the camera says, which models cannot.
                 image = ImageOps.exif_transpose(image)
             return image if image.mode == "RGB" else image.convert("RGB")
     except (

@@ -75,9 +75,8 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     lacking = [
         name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))
     ]
-    is_slimes = not hasattr(
-        env, "instruction_prompt"
-    )  # slime's interface has no more than these three methods
+    # slime's interface has no more than these three methods.
+    is_slimes = not hasattr(env, "instruction_prompt")
     if lacking and not (is_slimes and lacking == ["close"]):
         raise ConfigError(
             f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "

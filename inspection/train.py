@@ -50,14 +50,8 @@ def run(options: Namespace) -> int:
 @contextmanager
 def page_of(out: Path) -> Iterator[None]:
     """Follow the run in another process, which writes the page once more at the end."""
-    words = [
-        "view",
-        str(out),
-        "--follow",
-        "--worlds",
-        "60",
-        "--open",
-    ]  # drawing worlds takes time from training
+    # Drawing worlds takes time from training.
+    words = ["view", str(out), "--follow", "--worlds", "60", "--open"]
     print(f"the page of this run: {out / 'episodes.html'}", flush=True)
     # A separate session: Ctrl-C reaches the training alone, and the page is finished after it.
     command = [sys.executable, "-m", "inspection", *words]

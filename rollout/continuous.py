@@ -54,9 +54,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
             batch = await stream.next_batch(rollout_id)
             pending = stream.pending  # before anything is awaited, because the slots play on
         stream.on_turn = lambda: None
-    if (
-        runtime.flags.colocate or runtime.flags.offload_rollout
-    ):  # the engine gives its GPUs to the trainer
+    if runtime.flags.colocate or runtime.flags.offload_rollout:
+        # The engine gives its GPUs to the trainer.
         await stream.pause()
     load, stood_s = await stream.since_last_batch()
     warn_of_bottleneck(runtime, load, stood_s)

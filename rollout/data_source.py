@@ -97,9 +97,8 @@ class EpisodeSource:
         """
         versions = [version_of(turn.generation) for segment in segments for turn in segment.turns]
         if known := [version for version in versions if version is not None]:
-            self.clock.learn(
-                rollout_id, max(known), asked_since=asked_since
-            )  # an engine may have missed a push
+            # The largest, because an engine may have missed a push.
+            self.clock.learn(rollout_id, max(known), asked_since=asked_since)
         return [
             -1 if version is None else self.clock.staleness(version, rollout_id)
             for version in versions

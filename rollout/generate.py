@@ -105,9 +105,8 @@ class WholeEpisode:
     async def play(self, slot: Slot) -> None:
         """Play to the end."""
         try:
-            await (
-                slot.live()
-            )  # before the first question whether slime has enough, because this may take long
+            # Before the first question whether slime has enough, because this may take long.
+            await slot.live()
         except EnvironmentFault as fault:
             self.ended = fault
         await play(slot, self)

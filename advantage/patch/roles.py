@@ -45,9 +45,8 @@ def install_roles(slime: Slime) -> None:
         result = initialize(args, role, *rest, **named)
         patterns = advantage_flags(args).frozen
         named_parameters = (item for chunk in result[0] for item in chunk.named_parameters())
-        parameters = {
-            re.sub(r"^(module\.)+", "", name): p for name, p in named_parameters
-        }  # without DDP's names
+        # The names are those without DDP's wrappers.
+        parameters = {re.sub(r"^(module\.)+", "", name): p for name, p in named_parameters}
         for name in report_frozen(role, parameters, patterns):
             if parameters[name].requires_grad:
                 raise UnsupportedFrameworkError(
@@ -141,9 +140,8 @@ def saved_args(args: Any) -> Any:
     tracker = folder / "latest_checkpointed_iteration.txt"
     if not tracker.is_file():
         return None
-    step = (
-        flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()
-    )  # Megatron takes step 0 for absent, too
+    # Megatron takes step 0 for absent, too.
+    step = flags.ckpt_step or tracker.read_text(encoding="utf-8").strip()
     common = folder / f"iter_{step:0>7}" / "common.pt"
     return torch.load(common, weights_only=False).get("args") if common.is_file() else None
 

@@ -62,9 +62,8 @@ def install_steps(model: ModuleType, actor: ModuleType | None, settings: Advanta
     ) -> tuple[dict[str, Any], Any]:
         measured = _measured(*rest)
         metrics, norm = train_one_step(args, rollout_id, *rest, **named)
-        if getattr(
-            args, "check_for_nan_in_loss_and_grad", True
-        ):  # Megatron looks at gradients alone
+        if getattr(args, "check_for_nan_in_loss_and_grad", True):
+            # Megatron itself looks at gradients alone.
             check_finite(metrics, rollout_id)
         metrics = finish_dis(metrics) | measured
         for alarm in alarms:

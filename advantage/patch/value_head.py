@@ -38,9 +38,8 @@ def install_value_head(args: Any, slime: Slime) -> None:
         lambda old: weigh_first_tokens(_value_loss(slime.loss, old)),
     )
     provider = sys.modules.get(PROVIDER)
-    if hasattr(
-        provider, "freeze_model_params"
-    ):  # the last thing that is done to a model before DDP
+    if hasattr(provider, "freeze_model_params"):
+        # The last thing that is done to a model before DDP.
         wrap(provider, "freeze_model_params", _move_head)
     parts = (
         *((provider, "LinearForLastLayer"), (slime.model, "_reinitialize_critic_output_layer")),

@@ -126,9 +126,8 @@ class StepAlarm:
         Returns, under the alarm's name, this process's steps with an alarm so far, or nothing
         without such metrics.
         """
-        from advantage.exchange import (
-            current_layout,
-        )  # imports torch, which a run's other alarms need not
+        # Imported here because it imports torch, which a run's other alarms do not need.
+        from advantage.exchange import current_layout
 
         watched = [limit for limit in self._limits if limit.metric in metrics]
         if not watched:

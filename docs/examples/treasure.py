@@ -19,10 +19,8 @@ class Treasure(TextGame):
 
     def start(self):
         rng = random.Random(self.seed)
-        self.east, self.north = (
-            rng.choice([-3, -2, 2, 3]),
-            rng.randint(-3, 3),
-        )  # of the treasure, from here
+        # The treasure's place, seen from here.
+        self.east, self.north = rng.choice([-3, -2, 2, 3]), rng.randint(-3, 3)
         self.turn = 0
         return self.look("You stand on a beach.")
 

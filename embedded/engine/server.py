@@ -49,9 +49,8 @@ def build_app(engine: Engine) -> web.Application:
 
 
 def _error(text: str, status: int) -> web.Response:
-    return web.json_response(
-        {"error": {"message": text[:2000]}}, status=status
-    )  # it may quote the request
+    # The text may quote a whole request.
+    return web.json_response({"error": {"message": text[:2000]}}, status=status)
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

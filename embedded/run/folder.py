@@ -25,9 +25,8 @@ with what the trainer computed for their tokens."""
 
 def check_out(folder: Path) -> None:
     """Raise ConfigError if a file stands where the folder is to be."""
-    from slime_verlog import (
-        ConfigError,
-    )  # not at the top: `--help` works before anything is installed
+    # Not at the top: `--help` works before anything is installed.
+    from slime_verlog import ConfigError
 
     for path in (folder, *folder.parents):
         if path.exists() and not path.is_dir():

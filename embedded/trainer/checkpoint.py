@@ -46,9 +46,8 @@ def save_trainer(
     target = Path(folder) / f"trainer_{rollout_id}"
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        for unfinished in Path(folder).glob(
-            ".trainer_*"
-        ):  # of a save that was killed; a run's folder has one writer
+        for unfinished in Path(folder).glob(".trainer_*"):
+            # Left by a save that was killed: a run's folder has one writer.
             shutil.rmtree(unfinished)
         temporary.mkdir(parents=True)
         for name, model in models.items():

@@ -188,9 +188,8 @@ class _Padded(torch.autograd.Function):
         heads, width = ctx.shape[-2:]
         padded = grads[0].reshape(-1, width)
         token, _ = ctx.places.indices(heads)
-        total = torch.zeros(
-            len(ctx.places.row) * heads, width, device=padded.device
-        )  # float32 for bfloat16, too
+        # The sum is float32 for bfloat16, too.
+        total = torch.zeros(len(ctx.places.row) * heads, width, device=padded.device)
         total.index_add_(0, token, padded.float())
         grad = total.to(padded.dtype).view(-1, heads, width)
         if ctx.cos is not None:

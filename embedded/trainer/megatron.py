@@ -159,9 +159,8 @@ class ValueHead(torch.nn.Linear):
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:  # type: ignore[override]
         """Outputs [..., 1 or bins], float32, of hidden states [..., hidden]."""
-        with torch.autocast(
-            hidden_states.device.type, enabled=False
-        ):  # in bf16, bins would move values by 0.3 %
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            # In bf16, bins would move values by 0.3 %.
             return super().forward(hidden_states.float()), None
 
 

@@ -162,9 +162,8 @@ def _player(
     an expert."""
 
     def play(env: Any, text: str) -> tuple[str, str]:
-        if (
-            expert is None
-        ):  # each thought quotes a part of the observation, which teaches the policy to read it
+        if expert is None:
+            # Each thought quotes a part of the observation, which teaches the policy to read it.
             response = _response(quote(text, rng), rng.choice(list(env.actions)))
             return response, response
         is_random = rng.random() < random_share and len(env.actions) > 0
@@ -173,9 +172,8 @@ def _player(
         response = _response(reason(env, text, taught), taught)
         if taught == action:
             return response, response
-        return response, _response(
-            "I try something.", action
-        )  # a random move has no reason to show
+        # A random move has no reason that could be shown.
+        return response, _response("I try something.", action)
 
     return play
 

@@ -117,9 +117,8 @@ def read_response(
     for call in found.calls:
         arguments = call.arguments
         if call.as_text:
-            with contextlib.suppress(
-                AttributeError, TypeError, ToolError
-            ):  # no schema; the arguments stay text
+            with contextlib.suppress(AttributeError, TypeError, ToolError):
+                # Without a schema, the arguments stay text.
                 arguments = Parameters(schemas.get(call.name, {})).convert(arguments)
         calls.append(Call(call.name, arguments))
     text = kept[start : found.span[0]].strip()

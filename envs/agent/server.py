@@ -251,9 +251,8 @@ async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     read = functools.partial(
         read_request, api.read, http.path, body, thread, compacts, session.max_bytes
     )
-    return await asyncio.shield(
-        session.on_thread(read, len(body))
-    )  # a client that leaves must not free its bytes
+    # A client that leaves must not free its bytes.
+    return await asyncio.shield(session.on_thread(read, len(body)))
 
 
 async def _respond(api: Api, http: web.BaseRequest, waiting: Waiting) -> web.StreamResponse:

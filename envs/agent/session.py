@@ -150,9 +150,8 @@ class Session:
             known for known in (self._answered, self.current, *self._queue) if known is not None
         ]
         for known in others:
-            is_lost = (
-                not known.delivered and not known.connections
-            )  # its client is gone, without its answer
+            # The request is lost if its client is gone without its answer.
+            is_lost = not known.delivered and not known.connections
             if is_lost and known.request.digest == request.digest:
                 self.counts["retries"] += 1
                 return known
@@ -198,9 +197,8 @@ class Session:
             assert self.current is not None
             self._answered, self.current = self.current, None
             self._answered.answer = answer
-            self._answered.request = replace(
-                self._answered.request, messages=(), tools=()
-            )  # a retry needs neither
+            # A retry needs neither messages nor tools.
+            self._answered.request = replace(self._answered.request, messages=(), tools=())
             self._answered.done.set()
         deadline = asyncio.get_running_loop().time() + seconds
         while True:

@@ -89,9 +89,8 @@ class ALFWorld(PlannedGame, CommandGame):
     def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
         super().__init__(settings)
         self.task, self.seed, self._families = task, seed, find_families(task)
-        data_path = settings.data_path or os.environ.get(
-            "ALFWORLD_DATA"
-        )  # which the import of alfworld sets
+        # Importing alfworld sets this variable.
+        data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")
         note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
         self._engine = import_extra("envs.alfworld.player", "ALFWorld", "alfworld", note)
         self._root = (Path(data_path) if data_path else _DEFAULT_ROOT).expanduser()

@@ -208,7 +208,6 @@ def build_env(sample: Any, args: Any) -> BabyAI:
 
 
 def _import_world(part: str) -> ModuleType:
-    os.environ.setdefault(
-        "PYGAME_HIDE_SUPPORT_PROMPT", "1"
-    )  # minigrid imports pygame, which prints a greeting
+    # minigrid imports pygame, which prints a greeting.
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     return import_extra(f"envs.babyai.{part}", "BabyAI", "envs")

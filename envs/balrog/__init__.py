@@ -154,9 +154,8 @@ class Balrog(TextGame):
     def _explained(self, error: Exception) -> ConfigError | MissingDependencyError:
         """Explain to the user why an environment could not be made."""
         wrong = f"BALROG cannot make {self.family}/{self._name}: {type(error).__name__}: {error}"
-        if isinstance(
-            error, ModuleNotFoundError
-        ):  # MiniHack raises this also for the missing maps of Boxoban
+        if isinstance(error, ModuleNotFoundError):
+            # MiniHack raises this also for the missing maps of Boxoban.
             return MissingDependencyError(f"{wrong}; {INSTALL}")
         if "raqm" in str(error):
             return MissingDependencyError(

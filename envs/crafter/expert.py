@@ -50,11 +50,8 @@ def find_way(
     """Return first move and cost of the cheapest way to a goal cell, walked, dug or bridged; None
     without one."""
     items = world.player.inventory
-    entry_of = {
-        COW: _BEING,
-        ZOMBIE: _BEING,
-        SKELETON: _BEING,
-    }  # steps to enter a cell of each kind; others are closed
+    # Steps to enter a cell of each kind. Kinds that are missing are closed.
+    entry_of = {COW: _BEING, ZOMBIE: _BEING, SKELETON: _BEING}
     for material, rule in constants.collect.items():
         has_tools = all(items[name] >= count for name, count in rule["require"].items())
         if has_tools and rule["leaves"] in constants.walkable:

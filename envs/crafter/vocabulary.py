@@ -121,9 +121,8 @@ def describe(world: World) -> tuple[str, str]:
     view = _crop(world)
     nearest_first = bytes(_pick_nearest_first(view))
     lines = []
-    for kind in dict.fromkeys(
-        view
-    ):  # in the order of the first occurrences; 0 is outside of the world
+    for kind in dict.fromkeys(view):
+        # Kinds come in the order of their first occurrences; 0 is outside of the world.
         if kind and kind != rules.PLAYER:
             lines.append(f"- {rules.KIND_NAMES[kind]} {_PLACES[nearest_first.index(kind)]}")
     parts.append("You see:\n" + "\n".join(lines) if lines else _NOTHING_SEEN)

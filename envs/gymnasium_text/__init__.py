@@ -87,9 +87,8 @@ class GymnasiumText(TextGame):
         self._by_words = {_words(name): name for name in self.actions}
         aliases: Mapping[str, str] = _attribute(self.env, "action_aliases") or {}
         self._exact = {name: name for name in self.actions}  # names may differ in case alone
-        self._exact |= {
-            key: name for key, name in aliases.items() if name in self.actions
-        }  # env.actions may rename
+        # env.actions may rename actions.
+        self._exact |= {key: name for key, name in aliases.items() if name in self.actions}
         default = (
             settings.default_action
             or _attribute(self.env, "default_action")

@@ -113,9 +113,8 @@ class Machine:
 
         def is_agents(path: str) -> bool:
             inside = os.path.normpath(path)
-            if not path.startswith("/") or is_in(
-                inside, ("/proc", "/dev")
-            ):  # links there lead anywhere
+            if not path.startswith("/") or is_in(inside, ("/proc", "/dev")):
+                # Links in these folders lead anywhere.
                 return True
             return is_in(inside, self.task.places) and not is_in(inside, fixed)
 

@@ -130,9 +130,8 @@ class JudgeClient:
         key = self._key(messages, about) if self._cache else ""
         known = self._cache.get(key) if self._cache else None
         if known is not None:
-            with contextlib.suppress(
-                JudgeError
-            ):  # a cached answer that cannot be read is asked for again
+            with contextlib.suppress(JudgeError):
+                # A cached answer that cannot be read is asked for again.
                 return read(known)
         asking = asyncio.run_coroutine_threadsafe(
             self._try(list(messages), read), background_loop()
@@ -241,9 +240,8 @@ class JudgedEnv(BaseInteractionEnv):
         during an episode."""
         for name in _DESCRIPTION:
             setattr(self, name, getattr(self.inner, name))
-        if (
-            not self.settings.feedback
-        ):  # the agent does not send feedback back, so later prompts lack it
+        if not self.settings.feedback:
+            # The agent does not send feedback back, so later prompts lack it.
             self.continues = self.inner.continues
 
     def reset(self) -> Observation:

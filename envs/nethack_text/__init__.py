@@ -65,9 +65,8 @@ def make(
             )
             raise ConfigError(f"env.kwargs.actions: NetHack has no action {unknown[0]!r}; {hint}")
         kwargs["actions"] = tuple(known[name] for name in actions)
-    kwargs.setdefault(
-        "fix_moon_phase", seeded
-    )  # otherwise today's date decides over luck and night
+    # Without this, today's date decides over luck and night.
+    kwargs.setdefault("fix_moon_phase", seeded)
     try:
         env = gymnasium.make(task, observation_keys=_KEYS, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:

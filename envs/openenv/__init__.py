@@ -177,9 +177,8 @@ class OpenEnvTools(ToolEnv):
             ToolSpec(schema, partial(self._call, name), source=label)
             for name, schema in schemas.items()
         ]
-        call_s = (
-            settings.step_timeout_s + 5.0
-        )  # the session's own time-out comes first, since it is a fault
+        # The session's own time-out comes first, since it is a fault.
+        call_s = settings.step_timeout_s + 5.0
         tool_settings = ToolSettings(
             instruction=settings.instruction,
             prompt_template=settings.prompt_template,

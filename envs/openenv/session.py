@@ -118,9 +118,8 @@ class Session:
         """Whether the server gave this connection a session; asks for the state, which changes
         nothing."""
         try:
-            with contextlib.suppress(
-                self._closed_error
-            ):  # `recv` raises it again, after replies that came before
+            with contextlib.suppress(self._closed_error):
+                # `recv` raises it again, after replies that came before.
                 self._socket.send('{"type": "state"}')
             reply = json.loads(self._socket.recv(timeout=self._settings.step_timeout_s))
             return (
@@ -151,13 +150,11 @@ class Session:
             raise EnvironmentFault(f"the session on {self.label} has ended, and its game is lost")
         try:
             with contextlib.suppress(TimeoutError):  # nothing is here yet
-                read_outcome(
-                    socket.recv(timeout=0)
-                )  # a server that is full or broken says so before it is asked
+                # A server that is full or broken says so before it is asked.
+                read_outcome(socket.recv(timeout=0))
                 raise MalformedFrameError("a second reply to one request")
-            with contextlib.suppress(
-                self._closed_error
-            ):  # `recv` raises it again, after replies that came before
+            with contextlib.suppress(self._closed_error):
+                # `recv` raises it again, after replies that came before.
                 socket.send(frame)
             return read_outcome(socket.recv(timeout=seconds))
         except TimeoutError:

@@ -68,9 +68,8 @@ class ReasoningGym(TextGame):
         with self._random.in_place():
             try:
                 score = float(self._dataset.score_answer(action, self.entry))
-            except (
-                Exception
-            ):  # several verifiers fail at an answer of another form, such as a word for a number
+            except Exception:
+                # Several verifiers fail at an answer of another form, such as a word for a number.
                 metrics["verifier_failed"] = 1.0
         right = score >= 1.0
         last = right or self._turns >= self.max_steps

@@ -56,9 +56,8 @@ class TextArena(TextGame):
         self.task, self.seed = task, seed
         self._library = import_extra("textarena", "TextArena", "textarena")
         known = self._library.envs.registration.ENV_REGISTRY
-        self._id = task.removesuffix("-raw").removesuffix(
-            "-train"
-        )  # wrappers, which are not used here
+        # Names with these endings are wrappers, which are not used here.
+        self._id = task.removesuffix("-raw").removesuffix("-train")
         ids = [other for other in known if f"{other}-raw" in known]
         examples = "there are GuessTheNumber-v0, TowerOfHanoi-v0, 2048-v0, ..."
         check_known(self._id, ids, f"TextArena has no game {task!r}", examples)
@@ -154,9 +153,8 @@ def _explained(name: str) -> Iterator[None]:
     import nltk
 
     download = nltk.download
-    nltk.download = lambda names, *_, **__: _check_data(
-        name, names
-    )  # games download on import, on every worker
+    # Games download on import, in every worker.
+    nltk.download = lambda names, *_, **__: _check_data(name, names)
     try:
         yield
     except SlimeVerlogError:

@@ -38,9 +38,8 @@ def main() -> None:
             return
         except OSError:
             raise
-        except (
-            Exception
-        ) as error:  # the generator raises errors of many types for unsuitable worlds
+        except Exception as error:
+            # The generator raises errors of many types for unsuitable worlds.
             reasons.append(f"{type(error).__name__}: {error}")
     print("; ".join(sorted(set(reasons))), file=sys.stderr)
     sys.exit(3)

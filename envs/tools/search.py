@@ -95,9 +95,8 @@ class CorpusIndex:
         try:
             with open(self.path.with_name(self.path.name + ".lock"), "w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if (
-                    self._rows(stamp, match, count) is None
-                ):  # no other process has built it meanwhile
+                if self._rows(stamp, match, count) is None:
+                    # No other process has built it meanwhile.
                     self._build(stamp)
         except (OSError, sqlite3.DatabaseError) as error:
             reason = getattr(error, "strerror", None) or error
@@ -108,9 +107,8 @@ class CorpusIndex:
 
     def _rows(self, stamp: int, match: str, count: int) -> list[dict[str, str]] | None:
         """Ask the index; None if there is none of this corpus that can be read."""
-        address = (
-            self.path.absolute().as_uri() + "?mode=ro&immutable=1"
-        )  # `as_uri` escapes `#`, `?` and `%`
+        # `as_uri` escapes `#`, `?` and `%`.
+        address = self.path.absolute().as_uri() + "?mode=ro&immutable=1"
         try:
             with contextlib.closing(sqlite3.connect(address, uri=True)) as connection:
                 if connection.execute("PRAGMA user_version").fetchone() != (stamp,):

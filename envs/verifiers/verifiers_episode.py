@@ -11,12 +11,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# These are no faults.
 BY_THE_MODEL = (
     "EmptyModelResponseError",
     "InvalidModelResponseError",
     "ToolCallError",
     "ToolParseError",
-)  # no faults
+)
 
 
 def play_environment(

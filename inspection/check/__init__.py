@@ -104,9 +104,8 @@ def _report(options: argparse.Namespace, chosen: target.Target, task: Any, encod
         built = build_images_of(task) if needs_images else {}
     failed = [name for name, is_built in built.items() if not is_built]
     report = TaskReport(task.name, seed)
-    if not failed or len(failed) < len(
-        built
-    ):  # the task may be "*", which draws from those that were built
+    if not failed or len(failed) < len(built):
+        # The task may be "*", which draws from those that were built.
         exclude = [*task.options.get("exclude", ()), *failed]
         task = replace(task, options={**task.options, "exclude": exclude}) if failed else task
         report = asyncio.run(check_task(chosen, task, seed, options.max_turns, encoders))

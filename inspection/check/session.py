@@ -10,7 +10,8 @@ from typing import Any
 
 from envs.mixture import TaskSpec
 from inspection.check import findings
-from inspection.check.findings import Encoders, Finding, Playthrough, Status, ok, warning
+from inspection.check.findings import Encoders, Finding, Status, ok, warning
+from inspection.check.playthrough import Playthrough, play, replay_difference
 from inspection.records import Record
 from inspection.target import Target
 from inspection.text import bold, paint, printable
@@ -82,7 +83,7 @@ async def _play(
         has_expert = (await trial.ask(episode, abilities)).has_expert
         plays: list[Playthrough] = []
         for player in ["expert", "random"] if has_expert else ["random"]:
-            plays.append(await findings.play(trial, target.settings, episode, player, most))
+            plays.append(await play(trial, target.settings, episode, player, most))
             report.first_prompt = plays[0].first_prompt
             report.tools = plays[0].replies[0].tools
         check_pictures(episode, [reply for play in plays for reply in play.replies])
@@ -90,7 +91,7 @@ async def _play(
         for said in offered.warnings:
             report.add("warning", Status.WARNING, said)
         await _draw(trial, episode, report)
-        step = await findings.replay_difference(trial, episode, plays[0])
+        step = await replay_difference(trial, episode, plays[0])
         report.differences["after a second reset"] = step
         if offered.actions and not plays[0].replies[0].whole_prompts:
             report.findings.append(await findings.answer_freely(trial, episode))
@@ -111,11 +112,11 @@ async def _play_again(
     environment's tools."""
     episode = make_episode(target.settings, task, 0, seed)
     async with _trial(target, episode) as trial:
-        step = await findings.replay_difference(trial, episode, plays[-1])
+        step = await replay_difference(trial, episode, plays[-1])
         report.differences["in another process"] = step
         if plays[0].replies[-1].deterministic:
             neighbour = make_episode(target.settings, task, 1, seed + 1)
-            step = await findings.replay_difference(trial, episode, plays[-1], neighbour)
+            step = await replay_difference(trial, episode, plays[-1], neighbour)
             report.differences[_BESIDE] = step
         report.findings.append(_determinism(plays[0], report.differences))
         report.findings.append(await _other_seeds(trial, target, task, seed, plays[-1]))
@@ -154,7 +155,7 @@ async def _other_seeds(
     for number in (2, 3, 4):
         episode = make_episode(target.settings, task, number, seed + number)
         await trial.build(episode)
-        if await findings.replay_difference(trial, episode, played) is not None:
+        if await replay_difference(trial, episode, played) is not None:
             return ok("seeds", "another seed is another episode")
     if task.env_path in _ONE_EPISODE:
         return ok("seeds", "the task itself is the episode; a seed does not change it")

@@ -34,9 +34,8 @@ def fingerprints(env_paths: Iterable[str], config: Mapping[str, Any]) -> dict[st
     digests: dict[str, str] = {}
     for path in sorted(found):
         name = f"{path.parent.name}/{path.name}"
-        content = (
-            digests.get(name, "").encode() + path.read_bytes()
-        )  # two folders may have the same name
+        # Two folders may have the same name.
+        content = digests.get(name, "").encode() + path.read_bytes()
         digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return digests
 
@@ -67,9 +66,8 @@ def _named(text: str) -> list[Path]:
     """The file that a setting names: a path, `file.py:function`, or a function of a module in this
     folder."""
     path = text.partition(":")[0]
-    with suppress(
-        OSError, ValueError, RuntimeError
-    ):  # a text that is no path, such as a long prompt
+    with suppress(OSError, ValueError, RuntimeError):
+        # A text that is no path, such as a long prompt, raises here.
         if (file := Path(path).expanduser()).is_file():
             return [file]
     if not path.replace(".", "").isidentifier():

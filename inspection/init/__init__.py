@@ -74,9 +74,8 @@ def run(options: argparse.Namespace) -> int:
         jinja = jinja2.Environment(
             undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True
         )
-        jinja.filters["quoted"] = functools.partial(
-            json.dumps, ensure_ascii=False
-        )  # also a Python literal
+        # A JSON string is also a Python literal.
+        jinja.filters["quoted"] = functools.partial(json.dumps, ensure_ascii=False)
         text = (folder / f"{template}.j2").read_text(encoding="utf-8")
         files[path] = jinja.from_string(text).render(
             name=options.name,

@@ -136,9 +136,8 @@ def _turn(turn: Record, messages: Sequence[Record], number: int) -> Turn:
     shown = messages[turn["prompt"][-1]] if turn["prompt"] else {}
     text = text_of(shown)
     observation = text.removeprefix(_HEADING)
-    _, has_commands, tail = observation.partition(
-        _COMMANDS
-    )  # the line that `envs.text_game.list_commands` writes
+    # `envs.text_game.list_commands` writes this line.
+    _, has_commands, tail = observation.partition(_COMMANDS)
     commands = tail.partition("\n")[0].rstrip(".").split(", ") if has_commands else ()
     response = turn["response"]
     executed = turn["executed_action"]

@@ -39,9 +39,8 @@ class Book:
         self._worlds = Worlds(options.worlds, options.trust)
         self._names = names_of(self._runs)
         for number, run in enumerate(self._runs):
-            self._worlds.most = (
-                options.worlds * (number + 1) // len(self._runs)
-            )  # each run has its share
+            # Each run has its share.
+            self._worlds.most = options.worlds * (number + 1) // len(self._runs)
             for source in episode_sources(run, with_training=len(self._runs) == 1):
                 self._add(source, number)
 

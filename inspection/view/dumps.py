@@ -195,9 +195,8 @@ def _load(path: Path, trusted: bool) -> Record:
             payload = torch.load(path, map_location="cpu", weights_only=not trusted)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    except (
-        Exception
-    ) as error:  # torch.load raises RuntimeError, UnpicklingError, EOFError and others
+    except Exception as error:
+        # torch.load raises RuntimeError, UnpicklingError, EOFError and others.
         if "GLOBAL " in str(error):
             wanted = str(error).partition("GLOBAL ")[2].split(" ")[0] or "of another package"
             raise ConfigError(

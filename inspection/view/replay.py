@@ -51,9 +51,8 @@ def replay(episode: Record) -> Replay | None:
     """
     try:
         env = env_spec_of(episode).build()
-    except (
-        Exception
-    ) as error:  # an environment may raise anything, which concerns only this episode's images
+    except Exception as error:
+        # An environment may raise anything, which concerns only this episode's images.
         return _undrawn(f"building the environment raised {describe(error)}")
     try:
         return _play(env, episode) if callable(getattr(env, "render", None)) else None

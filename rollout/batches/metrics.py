@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rollout.play.engine import EngineLoad
+from rollout.play.engine_loads import EngineLoad
 from rollout.play.parts import FAULTS, count_retries
 from rollout.turn import FinishReason, NotesEvent, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage

@@ -202,9 +202,8 @@ class Stream:
         """Wait until the slot may issue a turn; the stream's end is the only reason not to."""
         if not self._stopped:
             while not self._has_place():
-                await self._gate.until(
-                    lambda: not self._paused
-                )  # a wait for the engine's GPUs is not one for weights
+                # A wait for the engine's GPUs is not one for weights.
+                await self._gate.until(lambda: not self._paused)
                 with self._standing.request():
                     await self._gate.until(lambda: self._paused or self._has_place())
             self.ledger["issued"] += 1

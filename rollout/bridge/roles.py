@@ -102,9 +102,8 @@ def seeds_file(args: Any, use: Literal["load", "save"]) -> Path | None:
     """Path of the file beside the critic's checkpoint that names the seeds of its value
     pretraining."""
     critic = role_args(args, "critic")
-    folder = getattr(critic, f"critic_{use}", None) or getattr(
-        critic, use, None
-    )  # on one machine, `critic_load`
+    # On one machine, slime calls it `critic_load`.
+    folder = getattr(critic, f"critic_{use}", None) or getattr(critic, use, None)
     return Path(folder) / "slime_verlog_seeds.json" if folder else None
 
 
@@ -247,9 +246,8 @@ def _check_pretrained_critic(critic: str, reference: str | None) -> None:
     wanted = _shapes(reference) or {} if reference else {}
     for name in sorted(found.keys() & wanted.keys()):
         here, there = found[name], wanted[name]
-        if (
-            "word_embeddings" in name
-        ):  # its rows are padded to a number that depends on tensor parallelism
+        if "word_embeddings" in name:
+            # This tensor's rows are padded to a number that depends on tensor parallelism.
             here, there = here[1:], there[1:]
         if here != there and "output_layer." not in name:
             raise ConfigError(
@@ -290,9 +288,8 @@ def rotate_checkpoints(args: Any, rollout_id: int, keep: int, states: Path) -> N
         return
     for folder, pattern in (*((folder, _STEPS) for folder in folders), (states, _STATES)):
         try:
-            for path in folder.glob(
-                DELETING + "*"
-            ):  # from a run that was killed, and maybe saved the step again
+            for path in folder.glob(DELETING + "*"):
+                # Left by a run that was killed, and maybe saved the step again.
                 _delete(path)
             for step, path in _numbered(folder, pattern).items():
                 if step < common[-keep]:

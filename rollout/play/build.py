@@ -15,7 +15,8 @@ from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import EngineSettings, RolloutSettings, load_settings
 from rollout.bridge.trace import is_traced
 from rollout.errors import ConfigError
-from rollout.play.engine import EngineClient, EngineLoads
+from rollout.play.engine import EngineClient
+from rollout.play.engine_loads import EngineLoads
 from rollout.play.memory import memory_of
 from rollout.play.parts import Runtime
 from rollout.tokens.chat_template import ChatTemplate
@@ -73,9 +74,8 @@ def _patient(engine: EngineSettings, flags: RolloutFlags) -> EngineSettings:
         return engine
     dead_s = flags.rollout_health_check_first_wait + flags.rollout_health_check_interval
     dead_s += flags.rollout_health_check_timeout
-    more = math.ceil(
-        2 * dead_s / engine.backoff_max_s
-    )  # these pauses are at least half of backoff_max_s
+    # These pauses are at least half of backoff_max_s.
+    more = math.ceil(2 * dead_s / engine.backoff_max_s)
     return engine.model_copy(update={"max_retries": engine.max_retries + more})
 
 

@@ -166,9 +166,9 @@ def numbered_versions(generation: Generation) -> list[int]:
     """The weight versions that produced the tokens, in order; empty unless the engine numbers all
     of them."""
     versions = generation.weight_versions
-    return (
-        [int(v) for v in versions] if all(v.isdecimal() and len(v) < 20 for v in versions) else []
-    )  # longer: a hash
+    # A text of 20 digits or more is a hash.
+    are_numbers = all(v.isdecimal() and len(v) < 20 for v in versions)
+    return [int(v) for v in versions] if are_numbers else []
 
 
 def version_of(generation: Generation) -> int | None:

@@ -16,7 +16,8 @@ from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault, FailureBudgetError
 from rollout.play.clock import Demands
-from rollout.play.engine import EngineClient, EngineLoads
+from rollout.play.engine import EngineClient
+from rollout.play.engine_loads import EngineLoads
 from rollout.play.loop import LiveEpisode
 from rollout.play.memory import Compaction, Memory
 from rollout.spec import EpisodeSpec, Replay

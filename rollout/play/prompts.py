@@ -111,9 +111,8 @@ class Prompts:
             *(exchange.observation for exchange in self.conversation.past),
         ]
         if len(self.reply.instruction_prompt) > MAX_CACHED_CHARS or any(map(_takes_long, shown)):
-            return await asyncio.to_thread(
-                self._build, turn, notes
-            )  # it would stall the event loop
+            # Building the prompt here would stall the event loop.
+            return await asyncio.to_thread(self._build, turn, notes)
         return self._build(turn, notes)
 
     def _build(self, turn: Turn | None, notes: bool = False) -> Prompt:

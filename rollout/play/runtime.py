@@ -58,9 +58,8 @@ def _build_and_freeze(args: Any) -> Runtime:
     collection."""
     runtime = build_runtime(args)
     if (count := process_count(args, runtime.settings)) > 1:
-        from rollout.players.manager import (
-            PlayerProcesses,
-        )  # not at the top: few runs have several processes
+        # Not at the top: few runs have several processes.
+        from rollout.players.manager import PlayerProcesses
 
         runtime.players = PlayerProcesses(runtime, args, count)
     gc.collect()
@@ -73,8 +72,7 @@ async def close_runtimes() -> None:
     loop = asyncio.get_running_loop()
     for opened in [opened for opened in _opened if opened.loop is loop]:
         _opened.remove(opened)
-        await asyncio.wait(
-            [opened.building]
-        )  # an interrupted run may close while the runtime is being built
+        # An interrupted run may close while the runtime is being built.
+        await asyncio.wait([opened.building])
         if not opened.failed:
             await opened.building.result().close()

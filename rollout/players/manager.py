@@ -53,10 +53,8 @@ class RemoteEpisode(Episode):
     def __init__(
         self, players: PlayerProcesses, key: int, spec: EpisodeSpec, replay: Replay
     ) -> None:
-        self.spec, self.runtime = (
-            spec,
-            players.runtime,
-        )  # not super().__init__(), which needs the environment
+        # super().__init__() is not called, because it needs the environment.
+        self.spec, self.runtime = spec, players.runtime
         self.index = self.steps = 0
         self.stop: StopReason | None = None
         self.has_next_prompt, self.total_reward = True, 0.0
@@ -267,9 +265,8 @@ class PlayerProcesses:
         """Start a player; the one returned may have died already."""
         player = RunningPlayer(lambda report: self._take(place, report), lambda: self._died(place))
         args, count = copy.copy(self._args), len(self._places)
-        args.env_workers = max(
-            1, (self._workers + count - 1 - place.number) // count
-        )  # they add up to `_workers`
+        # The workers of all players add up to `_workers`.
+        args.env_workers = max(1, (self._workers + count - 1 - place.number) // count)
         try:
             node, place.pid = await player.start(await launch(place.number), args)
             place.earlier = place.earlier.plus(place.usage, -1)  # its imports are not the batch's
@@ -278,10 +275,8 @@ class PlayerProcesses:
             logger.info("%s plays with pid %d", player.name, place.pid)
         except ChildLostError:
             pass
-        except (
-            EndedEarlyError,
-            OSError,
-        ) as error:  # a lost node, or too many processes for a moment
+        except (EndedEarlyError, OSError) as error:
+            # The node was lost, or has too many processes for a moment.
             logger.warning(
                 "rollout process %d ended before it had connected: %s", place.number, error
             )

@@ -230,9 +230,8 @@ class DeltaEncoder:
     def _references(self, messages: Sequence[Message]) -> Iterator[list[int]]:
         accepted = self._accepted(messages)
         yield from references(self._renderer, self.text, accepted)
-        if (
-            self.images is not None
-        ):  # an appended response keeps the control tokens that the model wrote
+        if self.images is not None:
+            # An appended response keeps the control tokens that the model wrote.
             shaped = self._accepts(messages, as_text=not self.use_inference_chat_template)
             kept = [
                 s if s["role"] == "assistant" else a for s, a in zip(shaped, accepted, strict=True)

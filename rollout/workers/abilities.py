@@ -68,9 +68,8 @@ def suggest(
 def tools(env: Any, spec: EnvSpec) -> list[tuple[str, bool, str]]:
     """Call each tool once and grade the reference answer, after a reset: names, whether it worked,
     what came."""
-    if not hasattr(
-        env, "call_once"
-    ):  # no ToolEnv; other environments need not import what tools need
+    if not hasattr(env, "call_once"):
+        # No ToolEnv; other environments need not import what tools need.
         return []
     from envs.tools.tryout import try_tools
 

@@ -33,9 +33,8 @@ def main() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         pkgutil.resolve_name(entry)()
         return
-    os.close(
-        connection
-    )  # while it is open here, the trainer would not notice that the worker is gone
+    # While it is open here, the trainer would not notice that the worker is gone.
+    os.close(connection)
     try:
         signal.signal(signal.SIGTERM, _raise)
         while os.getppid() == trainer and worker not in _reap():

@@ -30,9 +30,8 @@ class InlineHost:
     """
 
     def __init__(self) -> None:
-        from rollout.workers.worker import (
-            EnvHost,
-        )  # environment code, which otherwise runs in other processes
+        # Imported here, because it is environment code, which otherwise runs elsewhere.
+        from rollout.workers.worker import EnvHost
 
         self.killed = False
         self._host = EnvHost()

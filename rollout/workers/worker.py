@@ -125,9 +125,8 @@ class EnvHost:
             return True, getattr(self, method)(*arguments)
         except WorkerFault as fault:
             return False, fault
-        except (
-            BaseException
-        ) as error:  # SystemExit and KeyboardInterrupt too must not end the worker
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt too must not end the worker.
             key, *rest = arguments
             env_and_spec = self._envs.get(key, rest)
             spec = next((part for part in env_and_spec if isinstance(part, EnvSpec)), None)

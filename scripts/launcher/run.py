@@ -62,9 +62,8 @@ class Run(Generic[V]):
         self.slime = given.slime_path
         self.models = given.models
         self.run_dir = f"{given.output}/{self.name}"
-        if (
-            options.flat
-        ):  # names of variables; no such folder exists, so the run counts as a new one
+        if options.flat:
+            # Names of variables; no such folder exists, so the run counts as a new one.
             self.slime = "$SLIME_PATH"
             self.models = "$MODELS"
             self.run_dir = "$RUN_DIR"

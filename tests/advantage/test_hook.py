@@ -78,10 +78,8 @@ def test_turns_that_do_not_form_an_episode_are_named(
 def test_a_number_that_is_not_finite_is_refused_with_its_sample_and_token(
     key: str, wrong: float, message: str
 ) -> None:
-    spans = (
-        TurnSpan(0, 1, 1.0),
-        TurnSpan(2, 3, 1.0),
-    )  # the token between the turns belongs to neither
+    # The token between the turns belongs to neither.
+    spans = (TurnSpan(0, 1, 1.0), TurnSpan(2, 3, 1.0))
     samples = [turn(0, 0), sample_of(TurnRow(0, 1, terminated=True, turns=spans), [1, 0, 1])]
     data = rollout_data(samples)
     data[key][1][2] = wrong

@@ -298,9 +298,8 @@ def fuzz(
     actions = list(named or env.actions) or [env.default_action]
     for index in range(count):
         action = rng.choice(actions)
-        if (
-            index % 500 == 0
-        ):  # a few huge ones are enough to see that nothing grows faster than their length
+        if index % 500 == 0:
+            # A few huge ones are enough to see that nothing grows faster than their length.
             yield rng.choice(["ACTION:", "a", "Action ", "\n", "go ", "{{"]) * 100_000 + action
             continue
         texts = {

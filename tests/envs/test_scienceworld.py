@@ -137,9 +137,8 @@ def test_without_java_the_command_that_installs_it_is_named(
     jvms.load_library.cache_clear()
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # the library's own __del__
+# The library's own __del__.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_java_that_does_not_start_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -160,10 +160,8 @@ def test_native_rewards_are_gym_sokobans(tmp_path: Path) -> None:
     [
         ("#####\n#@  #\n# . #\n#  $#\n#####", True),  # a corner
         ("######\n#@   #\n# .$ #\n#. $ #\n#    #\n######", False),
-        (
-            "########\n#      #\n# $$   #\n# $$ @ #\n#  ....#\n#      #\n########",
-            True,
-        ),  # four boxes in a square
+        # Four boxes in a square.
+        ("########\n#      #\n# $$   #\n# $$ @ #\n#  ....#\n#      #\n########", True),
         ("#####\n#@$.#\n#####", False),
     ],
 )

@@ -12,14 +12,8 @@ from tests.fixtures.played_episodes import invented_episode, write_run
 
 @pytest.mark.parametrize("part", command.PARTS)
 def test_a_part_explains_itself_before_anything_is_installed(part: str) -> None:
-    line = [
-        sys.executable,
-        "-S",
-        "-m",
-        "inspection",
-        part,
-        "--help",
-    ]  # -S: without installed packages
+    # -S: without installed packages.
+    line = [sys.executable, "-S", "-m", "inspection", part, "--help"]
     done = subprocess.run(
         line, cwd=Path(__file__).parents[2], capture_output=True, text=True, env={}
     )

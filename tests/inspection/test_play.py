@@ -138,9 +138,8 @@ def test_in_a_terminal_ctrl_c_ends_in_a_sentence(tmp_path: Path) -> None:
         os.write(ours, b"up\r")
         shown += _read_until(ours, r"1 turn, return 0.*> ")
         stopped = ""
-        for _ in range(
-            24
-        ):  # a signal between the prompt and the wait for a key is seen only with the next one
+        for _ in range(24):
+            # A signal between the prompt and the wait for a key is seen only with the next one.
             process.send_signal(signal.SIGINT)
             if select.select([ours], [], [], 5.0)[0]:
                 stopped = _read_until(ours, r"stopped after 1 turn, return 0")

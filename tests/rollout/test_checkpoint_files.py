@@ -117,9 +117,8 @@ def test_a_disk_that_fills_up_while_writing_leaves_the_previous_checkpoint_untou
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     for room in (0, 1, 8, 100, len(before) // 2, len(before) - 1):
         try:
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (room, hard)
-            )  # the kernel refuses every byte beyond it
+            # The kernel refuses every byte beyond it.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
             with pytest.raises(CheckpointError, match="cannot be written"):
                 source.save(0)
         finally:

@@ -146,9 +146,8 @@ async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(
     engine.version = "default"
     outputs = await run(tmp_path, engine, loop, update_weight_mode="delta")
     for k, output in enumerate(outputs):
-        named = [
-            turn.weight_versions[0] for turn in turns_of(output)
-        ]  # slime's samples keep the engine's own name
+        # slime's samples keep the engine's own name.
+        named = [turn.weight_versions[0] for turn in turns_of(output)]
         versions = [0 if name == "default" else int(name) for name in named]
         assert set(versions) <= {k, max(k - 1, 0)} and output.metrics[
             "turn/staleness_max"
@@ -171,9 +170,8 @@ async def test_delta_pushes_are_refused_on_a_resume_whose_engine_would_play_with
         ConfigError, match=r"--update-weight-mode delta cannot resume.*--update-weight-mode full"
     ):
         EpisodeSource(rollout_args(tmp_path, load=str(saved), **keys))
-    EpisodeSource(
-        rollout_args(tmp_path, load=str(saved), finetune=True, **keys)
-    )  # as slime loads the reference
+    # As slime loads the reference.
+    EpisodeSource(rollout_args(tmp_path, load=str(saved), finetune=True, **keys))
     EpisodeSource(rollout_args(tmp_path, load=str(saved), **{**keys, "update_weight_mode": "full"}))
 
 

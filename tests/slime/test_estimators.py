@@ -48,13 +48,8 @@ def rloo(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     run = make_run(
         "rloo",
         *engine_flags(engine),
-        *(
-            *RLOO,
-            "--num-rollout",
-            "2",
-            "--max-tokens-per-gpu",
-            "8",
-        ),  # each sample fills a micro-batch
+        # Each sample fills a micro-batch.
+        *(*RLOO, "--num-rollout", "2", "--max-tokens-per-gpu", "8"),
         gpus=2,
         gamma_step=GAMMA,
         group_estimator="rloo",

@@ -94,9 +94,8 @@ def test_two_ranks_share_the_head(
 ) -> None:
     """Each rank holds a part of one critic and all turns; what the last rank recorded is
     compared."""
-    monkeypatch.setenv(
-        "CUDA_DEVICE_MAX_CONNECTIONS", "1"
-    )  # Megatron asks for it, also without a GPU
+    # Megatron asks for it, also without a GPU.
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     flags = (*FLAGS, "--num-rollout", "1", f"--{layout}-model-parallel-size", "2")
     shared = make_run(layout, *engine_flags(engine), *flags, gpus=2, critic_updates=2, **HEAD)
     shared.train(script_arguments(shared))

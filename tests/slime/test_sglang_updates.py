@@ -41,9 +41,8 @@ async def test_a_response_goes_on_with_the_new_weights_and_has_the_log_probs_of_
                 return answer.status
 
         asked = [asyncio.create_task(client.generate(Prompt(ids), params)) for ids in prompts]
-        await client.generate(
-            Prompt(prompts[0]), {**params, "max_new_tokens": 5}
-        )  # ends while the others are written
+        # This one ends while the others are written.
+        await client.generate(Prompt(prompts[0]), {**params, "max_new_tokens": 5})
         assert await post("/pause_generation", mode="retract") == 200
         while await post("/flush_cache") != 200:
             await asyncio.sleep(0.1)

@@ -55,9 +55,8 @@ def make(make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Ca
 @pytest.fixture(scope="module", params=[{}, BINS], ids=["mse", "hl_gauss"])
 def pretraining(make: Callable[..., Run], request: pytest.FixtureRequest) -> Run:
     name = f"pretraining{len(request.param)}"
-    longer = (
-        {"passes": 20, "patience": 12} if request.param else {}
-    )  # the first passes move only the mean
+    # The first passes move only the mean.
+    longer = {"passes": 20, "patience": 12} if request.param else {}
     run = make(name, BATCHES, BATCHES, 2, value_pretraining={**SETTINGS, **longer}, **request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_DEDUP_LOGS", "0")  # lines that differ in a number alone would be left out
@@ -67,9 +66,8 @@ def pretraining(make: Callable[..., Run], request: pytest.FixtureRequest) -> Run
 
 @pytest.fixture(scope="module")
 def ppo(make: Callable[..., Run], pretraining: Run) -> Run:
-    critic = (
-        pretraining.work / "copy"
-    )  # with the file of seeds, PPO would play turns whose values nothing recorded
+    # With the file of seeds, PPO would play turns whose values nothing recorded.
+    critic = pretraining.work / "copy"
     shutil.copytree(pretraining.work / "critic", critic, ignore=shutil.ignore_patterns(SEEDS))
     run = make(
         f"ppo-{pretraining.work.name}",
@@ -120,9 +118,8 @@ def test_explained_variance_is_that_of_the_held_out_turns_and_the_best_pass_is_s
 ) -> None:
     measured, best = explained(pretraining), passes(pretraining)
     assert sorted(measured) == list(range(len(measured)))
-    for number in range(
-        len(measured) - 1
-    ):  # nothing trains after the last measurement, so nothing records it
+    for number in range(len(measured) - 1):
+        # Nothing trains after the last measurement, so nothing records it.
         items = trained(pretraining, BATCHES - 1 + number, BATCHES - 1)
         held_out = [
             item.row for item in items if not item.is_bootstrap and not item.row["loss_masks"].any()

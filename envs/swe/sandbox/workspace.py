@@ -53,10 +53,9 @@ class ProcessFolder:
     is killed."""
 
     def __init__(self) -> None:
-        for folder in Path(tempfile.gettempdir()).glob(
-            f"{PREFIX}*"
-        ):  # of processes that were killed
-            # In use, not complete yet, or another user's.
+        for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+            # Left by a process that was killed. Others are in use, not complete yet, or another
+            # user's.
             with contextlib.suppress(OSError), open(folder / _LOCK) as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 remove_left(folder.name)
@@ -107,9 +106,8 @@ process_folder = per_process(ProcessFolder)
 
 def remove_tree(folder: Path) -> None:
     """Remove a tree, however deep it is and whatever its permissions are; a missing one is fine."""
-    with contextlib.suppress(
-        OSError
-    ):  # this machine cannot start a process now; the next process removes the folder
+    with contextlib.suppress(OSError):
+        # This machine cannot start a process now; the next process removes the folder.
         _start("sh", "-c", _REMOVE, "sh", str(folder)).wait()
 
 

@@ -227,9 +227,8 @@ def _conditions(test: ast.expr, origins: Origins) -> Iterator[Claim]:
                 yield from _conditions(value, origins)
         case ast.Compare(left=left, ops=ops, comparators=rights):
             for first, operator, second in zip([left, *rights], ops, rights, strict=False):
-                written = ast.unparse(
-                    ast.Compare(ast.Name("a"), [operator], [ast.Name("b")])
-                )  # such as "a == b"
+                # `written` is a text such as "a == b".
+                written = ast.unparse(ast.Compare(ast.Name("a"), [operator], [ast.Name("b")]))
                 yield from _pair(first, written[2:-2], second, origins)
         case ast.Call() if _called(test) in RAISERS and test.args:
             yield from _raising_call(test)

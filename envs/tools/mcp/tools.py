@@ -149,9 +149,8 @@ def mcp_loop() -> asyncio.AbstractEventLoop:
         import_extra(f"mcp.client.{client}", "an MCP tool", "mcp")
     with _lock:
         if _loop is None:
-            logging.getLogger("mcp").setLevel(
-                logging.CRITICAL
-            )  # it logs a traceback per line that is not JSON
+            # It logs a traceback per line that is not JSON.
+            logging.getLogger("mcp").setLevel(logging.CRITICAL)
             _loop = asyncio.new_event_loop()
             threading.Thread(target=_loop.run_forever, name="mcp", daemon=True).start()
         return _loop

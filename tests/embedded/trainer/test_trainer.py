@@ -223,7 +223,7 @@ def test_kl_to_the_start_enters_the_actors_advantages_and_not_the_value_targets(
 
 def test_advantages_are_whitened_with_slimes_formula(make: Any) -> None:
     """slime divides by sqrt(variance + 1e-8), with the unbiased variance of all trained tokens."""
-    raw, white = ({}, {})
+    raw, white = {}, {}
     for normalize, found in ((False, raw), (True, white)):
         found |= to_rollout_data(made_up_batch(), torch.device("cpu"))
         # Tiny advantages, so that the 1e-8 counts.

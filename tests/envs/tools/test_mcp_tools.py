@@ -119,9 +119,8 @@ def test_a_server_that_dies_costs_the_episode_and_the_next_one_has_a_server_agai
 def test_a_call_that_hangs_is_counted_and_the_server_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        connection_module, "ANSWER_S", 1.5
-    )  # longer than a call, as it is for short time limits
+    # Longer than a call, as it is for short time limits.
+    monkeypatch.setattr(connection_module, "ANSWER_S", 1.5)
     env = started(timeout_s=1.0)
     text, metrics = shown(env, call("misbehave", how="hang"))
     assert "did not end within 1 s" in text and metrics["tool_timeouts"] == 1

@@ -77,9 +77,8 @@ def test_the_keyboard_moves_between_episodes_and_turns(browser: Browser, page: P
     browser.press("ArrowRight")
     browser.wait("location.hash.includes('episode=2') && location.hash.includes('turn=2')")
     browser.press("w")
-    browser.wait(
-        f"document.querySelectorAll('{CURRENT} .bubble').length === 3"
-    )  # system, observation, answer
+    # System, observation, answer.
+    browser.wait(f"document.querySelectorAll('{CURRENT} .bubble').length === 3")
     browser.press("o")
     browser.wait("document.querySelector('#main').innerText.includes('Overview')")
 

@@ -122,9 +122,8 @@ def write_events(folder: Path, steps: Sequence[int], *, ahead: int) -> None:
 @pytest.mark.parametrize("ahead", [0, 1])
 def test_a_run_of_slime_is_read_from_its_events(tmp_path: Path, ahead: int) -> None:
     pytest.importorskip("tensorboard", reason="slime's metrics are TensorBoard's")
-    write_events(
-        tmp_path / "tensorboard", [1, 1, 1, 1, 1, 1, 4, 4, 1], ahead=ahead
-    )  # with two draws of a warm-up
+    # With two draws of a warm-up.
+    write_events(tmp_path / "tensorboard", [1, 1, 1, 1, 1, 1, 4, 4, 1], ahead=ahead)
     (tmp_path / "config.yaml").write_text("n_env: 7\n")
     found = training(tmp_path)
     columns = found["columns"]

@@ -12,7 +12,7 @@ from rollout.batches.load import warn_of_bottleneck
 from rollout.batches.metrics import BatchLoad, batch_metrics, quantile
 from rollout.data_source import EpisodeSource
 from rollout.play.clock import WeightClock
-from rollout.play.engine import EngineLoad
+from rollout.play.engine_loads import EngineLoad
 from rollout.play.parts import FAULTS
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import ProcessUsage, Usage

@@ -12,8 +12,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from rollout.bridge.settings import EngineSettings
-from rollout.play import engine
-from rollout.play.engine import EngineClient, EngineLoad, EngineLoads
+from rollout.play import engine_loads
+from rollout.play.engine import EngineClient
+from rollout.play.engine_loads import EngineLoad, EngineLoads
 
 
 @asynccontextmanager
@@ -45,7 +46,7 @@ def load(running: int, waiting: int, ranks: int = 1) -> dict[str, Any]:
 
 @asynccontextmanager
 async def watching(router: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[EngineLoads]:
-    monkeypatch.setattr(engine, "LOADS_PAUSE_S", 0.02)
+    monkeypatch.setattr(engine_loads, "LOADS_PAUSE_S", 0.02)
     client = EngineClient(router, EngineSettings())
     loads = EngineLoads(router, client.get)
     loads.start()

@@ -248,9 +248,8 @@ def play_and_hang(folder: Path, how: object) -> None:
         workers = " ".join(str(worker.host.process.pid) for worker in pool.workers)
         (folder / "written").write_text(f"{workers} {children.read_text()}")
         (folder / "written").rename(folder / "workers")
-        hanging = asyncio.create_task(
-            two.step("ACTION: left")
-        )  # this worker never reads its closed socket
+        # This worker never reads its closed socket.
+        hanging = asyncio.create_task(two.step("ACTION: left"))
         if how == "exception":
             await asyncio.sleep(0.5)
             raise RuntimeError("the trainer broke")

@@ -21,10 +21,8 @@ def has_flashinfer() -> bool:
 def megatron_flags() -> list[str]:
     """Without TransformerEngine: Megatron's local layers. Without Apex: none of the fusions that
     need it."""
-    from tests.slime.cpu.harness import (
-        LOCAL_FLAGS,
-        NO_DROPOUT,
-    )  # too much for the processes that only call a hook
+    # Too much for the processes that only call a hook.
+    from tests.slime.cpu.harness import LOCAL_FLAGS, NO_DROPOUT
 
     if not is_installed("transformer_engine"):
         return [*LOCAL_FLAGS, *NO_DROPOUT]
