@@ -121,8 +121,8 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
 
     Raises:
         ConfigError: an unknown key (the text suggests the nearest one), a wrong type, a number out
-        of range, a missing
-            value, or a combination that the model refuses. One sentence, about the first mistake.
+            of range, a missing value, or a combination that the model refuses. One sentence, about
+            the first mistake.
     """
     mapping = {} if mapping is None else mapping
     if not isinstance(mapping, Mapping):

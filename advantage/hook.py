@@ -59,10 +59,11 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
 
     Args:
         args: slime's arguments. `AdvantageSettings` has the YAML's keys. The hook also reads
-        `kl_coef`, this process's
-            role, and from `rollout_data_postprocess_path` whether the KL split needs the table.
+            `kl_coef`, this process's role, and from `rollout_data_postprocess_path` whether the KL
+            split needs the table.
         rollout_data: for S samples whose responses have R_s tokens:
-            `values` and `kl`: S rows of this context-parallel rank's part of the R_s tokens, floating; `kl` in nats.
+            `values` and `kl`: S rows of this context-parallel rank's part of the R_s tokens,
+                floating; `kl` in nats.
             `loss_masks`: S rows [R_s], 1 on trained tokens, complete on every context-parallel
                 rank.
             `response_lengths`, `total_lengths`: S integers, in tokens.
@@ -80,10 +81,16 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     Example: one turn of two tokens that ended its episode with reward 1.
 
         row = TurnRow(segment=0, first_turn=0, terminated=True, turns=(TurnSpan(0, 2, reward=1.0),))
-        rollout_data = {"values": [torch.tensor([0.5, 0.75])], "kl": [torch.zeros(2)], "loss_masks":
-        [torch.ones(2)]} rollout_data |= {"response_lengths": [2], "total_lengths": [5], "prompt":
-        [encode_row(row)]}
-        compute_advantages(Namespace(), rollout_data)  # rollout_data["advantages"] is [tensor([0.5000, 0.2500])]
+        rollout_data = {
+            "values": [torch.tensor([0.5, 0.75])],
+            "kl": [torch.zeros(2)],
+            "loss_masks": [torch.ones(2)],
+            "response_lengths": [2],
+            "total_lengths": [5],
+            "prompt": [encode_row(row)],
+        }
+        compute_advantages(Namespace(), rollout_data)
+        rollout_data["advantages"]  # [tensor([0.5000, 0.2500])]
     """
     layout = current_layout()
     if not layout.last_stage:

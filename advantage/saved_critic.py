@@ -81,8 +81,7 @@ def keys_taken_over(settings: AdvantageSettings, record: Record, place: str) -> 
 
     Raises:
         ConfigError: the YAML asks for another head; or value pretraining learned other returns, or
-        did not explain more
-            than `value_pretraining.least_explained_variance` of them.
+            did not explain more than `value_pretraining.least_explained_variance` of them.
     """
     saved = {
         key: tuple(value) if key == "value_range" else value

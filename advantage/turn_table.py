@@ -214,8 +214,9 @@ def encode_row(row: TurnRow) -> tuple[Any, ...]:
 
     Example: what a converter of samples puts into slime's train data, one tuple per sample.
 
-        row = TurnRow(segment=3, first_turn=7, turns=(TurnSpan(start=0, end=21, reward=0.5,
-        action_start=12),)) train_data[TABLE_KEY] = [encode_row(row), ...]
+        turn = TurnSpan(start=0, end=21, reward=0.5, action_start=12)
+        row = TurnRow(segment=3, first_turn=7, turns=(turn,))
+        train_data[TABLE_KEY] = [encode_row(row), ...]
     """
     turns = tuple(map(_span_of, row.turns))
     ends = row.terminated, row.truncated

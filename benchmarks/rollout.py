@@ -2,8 +2,7 @@
 process.
 
     python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--processes 1]
-    PYTHONPATH=SLIME:. $SLIME_CPU_PYTHON -m benchmarks.rollout --loops slime slime-partial
-    slime-double
+    PYTHONPATH=SLIME:. $SLIME_CPU_PYTHON -m benchmarks.rollout --loops slime slime-double
 
 The loops are Verlog's order (lock-step), our fixed-turn and continuous batches, and slime's own
 `generate_rollout` with our `generate`, in an interpreter that can import slime

@@ -86,7 +86,7 @@ def expand_tasks(
 
     Raises:
         ConfigError: unknown key, wrong type, no environment, or two tasks with the same name and
-        environment.
+            environment.
     """
     specs: list[TaskSpec] = []
     for position, given in enumerate(entries):

@@ -1,8 +1,8 @@
 """Writes scripted play as a data set for slime's supervised training (`slime.rollout.sft_rollout`),
 one row per turn.
 
-    python -m inspection.demonstrations --config custom_configs/babyai.yaml --episodes 60 --out
-    demonstrations.jsonl
+    python -m inspection.demonstrations --config custom_configs/babyai.yaml --episodes 60 \\
+        --out demonstrations.jsonl
 
 The environment's module must have `expert_action(env)`; if it also has `explain_action(env)`, that
 writes the thoughts. A row's `messages` are the prompt of a rollout at that turn, followed by the

@@ -1,8 +1,8 @@
 """Trains a small policy on this machine, without a GPU, in a text environment with named actions or
 an expert.
 
-    slime-verlog train custom_configs/babyai.yaml --updates 40 --out outputs/babyai slime-verlog
-    train my_env.yaml --seeds 0 1 2 --episodes 32 --set env.max_steps=30 --set-flag lr=1e-4
+    slime-verlog train custom_configs/babyai.yaml --updates 40 --out outputs/babyai
+    slime-verlog train my_env.yaml --seeds 0 1 2 --set env.max_steps=30 --set-flag lr=1e-4
     slime-verlog train my_env.yaml --model models/SmolLM2-135M-Instruct --set-flag lr=5e-6
 
 If the environment's module has `expert_action(env)`, the policy first imitates it, with many random

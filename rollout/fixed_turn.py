@@ -47,8 +47,8 @@ def generate_rollout(
 
     Raises:
         ConfigError: flags and YAML contradict each other, the checkpoint has no tokenizer, or too
-        few turns were kept
-            for the critic's warm-up or value pretraining; the text says what to change.
+            few turns were kept for the critic's warm-up or value pretraining; the text says what to
+            change.
         EncodingError: the chat template does not support `history`, or does not show the
             environment's tools.
         EngineError: the engine refused a request, or did not answer within the allowed retries.

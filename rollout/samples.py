@@ -175,9 +175,8 @@ def convert_samples_to_train_data(
 
     Raises:
         ConfigError: a sample has no turn row, so it did not come from this project's rollouts; its
-        loss mask has
-            another length than its response; or it lacks what a flag replays in training, such as
-            log-probs.
+            loss mask has another length than its response; or it lacks what a flag replays in
+            training, such as log-probs.
     """
     samples, flags = flatten(samples), RolloutFlags.read(args)
     samples = _with_padding(args, samples)

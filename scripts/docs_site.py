@@ -38,6 +38,9 @@ def on_config(config: Any) -> None:
 def on_files(files: Files, config: Any) -> Files:
     """Add the pages that are made from files outside docs/, and a page for each source file that a
     page names."""
+    for file in sorted((ROOT / "studies").glob("*/*")):
+        name = file.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(file)))
     for name, file in PAGES.items():
         text = (ROOT / file).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text.replace("](docs/", "](")))
@@ -57,6 +60,11 @@ def on_files(files: Files, config: Any) -> Files:
             File.generated(config, f"source/{path}.md", content=f"{head}# {path}\n\n{code}")
         )
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
+    """Let links to `studies/`, which lies beside docs/, lead to its copy in the site."""
+    return re.sub(r"\]\(((?:\.\./)*)\.\./studies/", r"](\1studies/", markdown)
 
 
 def _flat_run(script: str) -> str:

@@ -1,8 +1,9 @@
-"""Fills the tables of docs/results.md from the raw numbers in docs/results/.
+"""Fills the tables of docs/results.md from the raw numbers in studies/.
 
-    python scripts/write_results.py                       after a change of the page or of the tables' columns
-    python scripts/write_results.py outputs/ablations     first adds the finished runs of every study on the page to its
-                                                          raw.csv, and draws its plot
+    python scripts/write_results.py                      after a change of a page or of columns
+    python scripts/write_results.py outputs/ablations    first adds the finished runs of every study
+                                                         on the page to its raw.csv, and draws its
+                                                         plot
 
 A study's place on a page begins with the line `<!-- study: NAME -->` and ends with `<!-- end -->`.
 A study with planned contrasts has a page in docs/results/, where `<!-- contrasts: NAME -->` and
@@ -24,7 +25,7 @@ from embedded.studies.results import Run, read_csv  # noqa: E402
 from embedded.studies.study import Study, load_study  # noqa: E402
 
 PAGES = (ROOT / "docs/results.md", *sorted((ROOT / "docs/results").glob("*.md")))
-RAW = ROOT / "docs" / "results"
+RAW = ROOT / "studies"
 PICTURES = ROOT / "docs" / "images"
 COMMAND = "python scripts/write_results.py"
 TABLES = {"study": table_lines, "contrasts": contrast_lines, "areas": area_lines}

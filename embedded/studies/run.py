@@ -1,8 +1,7 @@
 """Run a study: every variant over several seeds, then a table, a plot and CSV files.
 
-    python -m embedded.studies.run dual_discount                 outputs/ablations/dual_discount/, seeds 0 1 2
-    python -m embedded.studies.run my_study.yaml --jobs 1        a study of your own, one run at a time (default:
-                                                                 one per core)
+    python -m embedded.studies.run dual_discount             seeds 0 1 2; see outputs/ablations/
+    python -m embedded.studies.run my_study.yaml --jobs 1    your own study, one run at a time
     python -m embedded.studies.run memory --seeds 0 1 2 3 4 --updates 90
     python -m embedded.studies.run --list
 

@@ -3,11 +3,13 @@
 One WebSocket at `/ws` is one session with its own environment. The client sends one request and
 waits for its reply:
 
-    {"type": "reset", "data": {"seed": 7}}    {"type": "observation", "data": {"observation": {...}, "reward": 0.0,
-    {"type": "step", "data": {ACTION}}                                         "done": false}}
+    {"type": "reset", "data": {"seed": 7}}    {"type": "observation", "data": {OBSERVATION}}
+    {"type": "step", "data": {ACTION}}        {"type": "observation", "data": {OBSERVATION}}
     {"type": "state"}                         {"type": "state", "data": {...}}
     {"type": "close"}                         no reply; the server ends the session
     {"type": "mcp", "data": {JSON-RPC}}       {"type": "mcp", "data": {JSON-RPC}}
+
+OBSERVATION is `"observation": {...}, "reward": 0.0, "done": false`.
 
 A request that fails gets `{"type": "error", "data": {"message": ..., "code": ...}}`. After
 `CAPACITY_REACHED`, which a full server sends before any request, and after `FACTORY_ERROR` and

@@ -68,8 +68,8 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
 
     Raises:
         ConfigError: no data, an unknown task, a missing file or key, a prompt of an unknown form, a
-        content part that
-            cannot be shown, or a text that refers to more or fewer images than there are.
+            content part that cannot be shown, or a text that refers to more or fewer images than
+            there are.
         EnvironmentFault: an image cannot be read.
     """
     metadata = getattr(sample, "metadata", None) or {}

@@ -37,8 +37,7 @@ def infer_schema(function: Callable[..., Any], name: str) -> Schema:
 
     Raises:
         ToolError: it has no docstring, an argument without type hint or without a line under
-        `Args:`, a type without
-            JSON form, `*args` or `**kwargs`, or a positional-only argument.
+            `Args:`, a type without JSON form, `*args` or `**kwargs`, or a positional-only argument.
     """
     from transformers.utils import chat_template_utils as reading
 
@@ -231,8 +230,7 @@ def _converted(text: str, options: list[Mapping[str, Any]]) -> Any:
     return value
 
 
-# --- The validator
-# -------------------------------------------------------------------------------------------------
+# --- The validator -------------------------------------------------------------------------------
 
 
 def _make_validator(parameters: Parameters) -> Any:

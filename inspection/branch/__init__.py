@@ -1,9 +1,8 @@
 """Continues recorded episodes many times from chosen turns: what a state is worth, and what a
 critic could explain.
 
-    slime-verlog branch outputs/random --turn 1,10,20 --times 32 --player random --out
-    outputs/branches slime-verlog branch outputs/model --sample 200 --player MODEL_FOLDER --out
-    outputs/states
+    slime-verlog branch outputs/random --turn 1,10,20 --times 32 --player random --out branches
+    slime-verlog branch outputs/model --sample 200 --player MODEL_FOLDER --out outputs/states
 
 RUN is a folder that `slime-verlog evaluate` wrote, or its episodes.jsonl. The environment that the
 records name is started again, gets the recorded responses before turn k, and must show what it

@@ -3,10 +3,9 @@ errors.
 
     slime-verlog evaluate custom_configs/babyai.yaml --player random --out outputs/random
     slime-verlog evaluate custom_configs/babyai.yaml --player expert --out outputs/expert
-    slime-verlog evaluate custom_configs/babyai.yaml --player MODEL_FOLDER --sweep memory.n=1,2,4
-    slime-verlog evaluate custom_configs/babyai.yaml --player http://HOST:30000 --tokenizer
-    MODEL_FOLDER slime-verlog evaluate custom_configs/babyai.yaml --player https://api.openai.com/v1
-    --model NAME
+    slime-verlog evaluate my_env.yaml --player MODEL_FOLDER --sweep memory.n=1,2,4
+    slime-verlog evaluate my_env.yaml --player http://HOST:30000 --tokenizer MODEL_FOLDER
+    slime-verlog evaluate my_env.yaml --player https://api.openai.com/v1 --model NAME
 
 The results of `random` and `expert` are the two lines between which a model's result lies. An
 address whose path ends in /v1 or /chat/completions is an OpenAI-compatible endpoint, which gets the

@@ -1,7 +1,7 @@
 """Writes a new environment to start from: a module, its YAML, and a test that passes.
 
-    slime-verlog init lights slime-verlog init lights --goal "switch on all lights" --actions "press
-    red" "press blue" --max-steps 12
+    slime-verlog init lights
+    slime-verlog init lights --goal "switch on all lights" --actions "press red" "press blue"
 
 Writes NAME.py, NAME.yaml and test_NAME.py in the current folder, and replaces no file. The module
 has an expert, its explanations and a drawing.

@@ -1,10 +1,10 @@
 """Writes a run as one HTML page: how it trained, and its episodes. The page works offline and needs
 no server.
 
-    slime-verlog view outputs/evaluation                     the page: outputs/evaluation/episodes.html
-    slime-verlog view outputs/before outputs/after           two runs side by side, paired by task and seed
-    slime-verlog view outputs/seeds                          several runs: curves and differences of their settings
-    slime-verlog view outputs/evaluation --follow            rewrites the page as the run goes on
+    slime-verlog view outputs/evaluation              writes outputs/evaluation/episodes.html
+    slime-verlog view outputs/before outputs/after    two runs, paired by task and seed
+    slime-verlog view outputs/seeds                   several runs: curves, and what differs
+    slime-verlog view outputs/evaluation --follow     rewrites the page as the run goes on
 
 RUN is a training run's folder (also one of slime's with its tensorboard/), a file of episodes, a
 folder that holds one, or what slime writes for --dump-details, --save-debug-rollout-data and

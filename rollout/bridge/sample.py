@@ -180,8 +180,7 @@ def build_samples(
 
     Args:
         group_ids: one per turn, in the order of the segments; together they are consecutive
-        numbers, and their order
-            is that of the optimizer steps.
+            numbers, and their order is that of the optimizer steps.
         staleness: of each turn, actor updates between playing and training it; -1 if unknown.
     """
     stale = staleness if staleness is not None else [-1] * len(group_ids)

@@ -116,7 +116,7 @@ class EngineClient:
 
         Raises:
             EngineError: all of `engine.max_retries` + 1 attempts failed, or the engine refused the
-            request (4xx).
+                request (4xx).
         """
         return await self._send(path, write_json(payload), parse, headers)
 

@@ -43,7 +43,7 @@ async def play_episode(
 
     Raises:
         EngineError: the engine did not answer within the allowed retries, or refused more than this
-        prompt.
+            prompt.
     """
     held_out = HeldOut(runtime, spec, detailed)
     slot = Slot(held_out.start)

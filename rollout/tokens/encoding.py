@@ -135,7 +135,7 @@ class DeltaEncoder:
 
         Args:
             stop_id: the token that ended the response, if it is known and the profile may not know
-            it.
+                it.
 
         Raises EncodingError if the template does not allow it.
         """

@@ -67,8 +67,7 @@ class Renderer:
 
         Args:
             seen_tool: the messages follow a response, whose conversation had a tool's result or
-            not; None: they open
-                the conversation.
+                not; None: they open the conversation.
         """
         texts: dict[str, Part] = {}
         shown: list[tuple[str, str]] = []

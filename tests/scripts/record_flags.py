@@ -1,8 +1,8 @@
 """Writes `slime_flags.txt`: every flag that train.py takes, how many values it takes (0, 1 or +),
 and whether it is slime's own.
 
-    PYTHONPATH=tests/slime/cpu/imports:$SLIME_PATH:. SLIME_CPU_WORK=/tmp $SLIME_CPU_PYTHON
-    tests/scripts/record_flags.py
+    PYTHONPATH=tests/slime/cpu/imports:$SLIME_PATH:. SLIME_CPU_WORK=/tmp \\
+        $SLIME_CPU_PYTHON tests/scripts/record_flags.py
 
 SGLang's own flags come from `sglang_flags.json` ({flag: values}) where one is given as argument,
 else from whatever `sglang` can be imported.

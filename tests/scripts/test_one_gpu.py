@@ -7,8 +7,8 @@ import pytest
 
 from tests.scripts.conftest import REPO, Machine, recorded_flags
 
-FOLDER = REPO / "docs" / "results" / "one_gpu"
-PAGE = FOLDER.with_suffix(".md")
+FOLDER = REPO / "studies" / "one_gpu"
+PAGE = REPO / "docs" / "results" / "one_gpu.md"
 
 
 @pytest.mark.parametrize("experiment", ["throughput", "curve"])

@@ -1,7 +1,7 @@
 """Turns test files into probe files: copies of the tests without anything that they expect.
 
-    assert names(["bo", "al", "bo"]) == ["al", "bo"]     ->     probe(7, lambda: names(["bo", "al", "bo"]))
-    with pytest.raises(ValueError): parse("")            ->     probe(8, lambda: parse(""))
+    assert names(["bo", "al"]) == ["al", "bo"]     ->    probe(7, lambda: names(["bo", "al"]))
+    with pytest.raises(ValueError): parse("")      ->    probe(8, lambda: parse(""))
 
 For the reference solution alone there is a second version, in which a probe also computes what is
 expected.

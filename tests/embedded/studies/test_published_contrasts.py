@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
+REPOSITORY = Path(__file__).parents[3]
 LOOKS = {"long_horizon": {8: 0.01, 12: 0.015, 20: 0.025}, "recall": {8: 0.05}}
 """As the plans on the pages have them: seeds, and the error level."""
 SCALES = {"long_horizon": (0.020, 0.788), "recall": (0.25, 1.0)}
@@ -29,7 +29,7 @@ FIRST = {"long_horizon": "dual", "recall": "notes"}
 @cache
 def areas(study: str) -> dict[tuple[str, int], float]:
     curves: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-    with open(RESULTS / study / "raw.csv", encoding="utf-8", newline="") as file:
+    with open(REPOSITORY / "studies" / study / "raw.csv", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             if line["finished"] == "True" and line["eval/progression"]:
                 point = float(line["turns"]), float(line["eval/progression"])
@@ -96,7 +96,7 @@ def test_the_pages_contrasts_follow_from_the_committed_numbers(study: str) -> No
                 decided[k] = look, p_values[k], adjusted, found
     table = re.search(
         rf"<!-- contrasts: {study} -->.*?<!-- end -->",
-        (RESULTS / f"{study}.md").read_text("utf-8"),
+        (REPOSITORY / "docs" / "results" / f"{study}.md").read_text("utf-8"),
         re.DOTALL,
     )
     assert table is not None

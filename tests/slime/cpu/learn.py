@@ -1,8 +1,7 @@
 """The quickstart's policy trained by slime's own loop on CPU: does it learn there as it does in the
 embedded one?
 
-    SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --seeds 0 1 2 --out
-    outputs/slime_cpu
+    SLIME_PATH=... SLIME_CPU_PYTHON=... python -m tests.slime.cpu.learn --seeds 0 1 2 --out OUT
 
 Writes `curve.csv` (seed, updates so far, held-out win rate, its standard error, turns per episode).
 """
