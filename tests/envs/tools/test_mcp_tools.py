@@ -33,9 +33,8 @@ SERVER = [sys.executable, str(ROOT / "tests/fixtures/mcp_server.py")]
 
 
 def options(timeout_s: float | None = None, **mcp: Any) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "mcp": mcp if "url" in mcp or "command" in mcp else {"command": SERVER, **mcp}
-    }
+    own = {"command": SERVER, "start_timeout_s": 120, **mcp}  # a busy machine starts it slowly
+    entry: dict[str, Any] = {"mcp": mcp if "url" in mcp or "command" in mcp else own}
     return {
         "max_steps": 80,
         "data": [{"question": "Well?"}],
