@@ -120,7 +120,8 @@ class Progress:
         for tensor, kept in zip(_tensors(models), self._weights, strict=True):
             tensor.copy_(kept)
         self._weights = []
-        best, least = self.explained[self.best], settings.least_explained_variance
+        best = self.explained[self.best]
+        least = settings.least_explained_variance
         if least is not None and not best > least:
             raise PretrainingError(
                 f"after {len(self.explained) - 1} passes, the critic's best held-out explained "

@@ -49,7 +49,8 @@ class Exchange:
         """Gather the rows [T, k] of all ranks on the CPU, and this rank's slice; raises
         OtherRankError."""
         self._made = True
-        table, start = own, 0
+        table = own
+        start = 0
         if self._group.size > 1:
             table, start = gather_turns(own, self._group)
         return table.cpu(), slice(start, start + len(own))
@@ -94,9 +95,12 @@ def link_turns(segment: Tensor, index: Tensor, flags: Tensor) -> Tensor:
         return segment.long()
     flags = flags & (ENDED | BOOTSTRAP)
     order = in_turn_order(segment, index)
-    segment, index, flags = segment[order], index[order], flags[order]
+    segment = segment[order]
+    index = index[order]
+    flags = flags[order]
     same = segment[1:] == segment[:-1]
-    before, after = flags[:-1], flags[1:]
+    before = flags[:-1]
+    after = flags[1:]
     turn_after = same & (after & BOOTSTRAP == 0)
 
     def refuse(wrong: Tensor, what: str) -> None:

@@ -88,10 +88,8 @@ def check_flags(args: Any) -> AdvantageSettings:
     of range.
     """
     flags = advantage_flags(args)
-    given, converter = (
-        flags.custom_advantage_function_path,
-        flags.custom_convert_samples_to_train_data_path,
-    )
+    given = flags.custom_advantage_function_path
+    converter = flags.custom_convert_samples_to_train_data_path
     if not flags.has_critic and (given == HOOK or (given is None and converter == CONVERTER)):
         raise FlagError(
             f"--advantage-estimator is {flags.advantage_estimator}, but dual-discount GAE needs a "
@@ -138,7 +136,8 @@ def check_kl(flags: AdvantageFlags) -> None:
     policy's own tokens is 0. `--use-unbiased-kl` multiplies it by the probability ratio, and then
     the gradient is that of the KL.
     """
-    estimator, charged = flags.advantage_estimator, f"--kl-coef {flags.kl_coef}"
+    estimator = flags.advantage_estimator
+    charged = f"--kl-coef {flags.kl_coef}"
     is_loss = flags.use_kl_loss and flags.kl_loss_coef and flags.loss_type == "policy_loss"
     if is_loss and flags.kl_loss_type == "k1" and not flags.use_unbiased_kl:
         raise FlagError(
@@ -160,7 +159,8 @@ def check_kl(flags: AdvantageFlags) -> None:
 def check_estimator(flags: AdvantageFlags, group_estimator: str | None) -> None:
     """Raise FlagError unless the flags and the YAML's `group_estimator` agree on whether there is a
     critic."""
-    estimator, function = flags.advantage_estimator, flags.custom_advantage_function_path
+    estimator = flags.advantage_estimator
+    function = flags.custom_advantage_function_path
     if group_estimator and function in (None, HOOK):
         raise FlagError(
             f"group_estimator: {group_estimator} in the YAML trains without a critic: give "

@@ -303,12 +303,11 @@ def find_form(form: str) -> Form:
 def check_form(form: str) -> None:
     """Try a `gae_form` on two turns; raises ConfigError if it cannot be found, fails, or returns
     other shapes."""
-    values, lengths, turn_rewards = (
-        torch.tensor([0.5, 0.75, 0.25]),
-        torch.tensor([2, 1]),
-        torch.tensor([0.0, 1.0]),
-    )
-    function, discounts = find_form(form), Discounts(0.99, 0.95, 1.0, 1.0)
+    values = torch.tensor([0.5, 0.75, 0.25])
+    lengths = torch.tensor([2, 1])
+    turn_rewards = torch.tensor([0.0, 1.0])
+    function = find_form(form)
+    discounts = Discounts(0.99, 0.95, 1.0, 1.0)
     for rewards in (None, torch.zeros(3)):
         try:
             inside = function(values, rewards, lengths, turn_rewards.double(), discounts)

@@ -78,7 +78,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     if not layout.last_stage:
         return
     with relayed(layout.stage), Exchange(layout.data) as exchange:
-        settings, flags = advantage_settings(args), advantage_flags(args)
+        settings = advantage_settings(args)
+        flags = advantage_flags(args)
         check_kl(replace(flags, custom_advantage_function_path=GROUP))
         columns = read_turn_table(
             rollout_data, keep=flags.rollout_data_postprocess_path == KL_SPLIT
@@ -126,7 +127,8 @@ def group_advantages(
     order = _compared(turns)
     _, episode = _unique(turns.segment[order])
     _, group = _unique(turns.group[order])
-    flags, anchor = turns.flags[order].long(), turns.anchor[order]
+    flags = turns.flags[order].long()
+    anchor = turns.anchor[order]
     # The number of a turn without an anchor, which no other turn has.
     own = -1.0 - torch.arange(len(order))
     prompt = torch.where(anchor >= 0, anchor, own)

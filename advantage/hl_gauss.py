@@ -78,7 +78,8 @@ class HlGauss:
         """
         start = min(max(0.0, self.low), self.high)
         steps = (self.centres(torch.zeros(1, dtype=torch.float64)) - start) / self.width
-        least, most = -8.0, 8.0
+        least = -8.0
+        most = 8.0
         for _ in range(80):
             middle = (least + most) / 2
             if (torch.softmax(middle * steps, -1) * steps).sum() < 0:

@@ -99,7 +99,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
     began = time.perf_counter()
     with relayed(layout.stage), Exchange(layout.data) as exchange:
         _compute(args, rollout_data, layout, exchange)
-    samples, took_ms = len(rollout_data["response_lengths"]), 1e3 * (time.perf_counter() - began)
+    samples = len(rollout_data["response_lengths"])
+    took_ms = 1e3 * (time.perf_counter() - began)
     logger.info(
         "advantages of %d samples in %.1f ms; %d data-parallel ranks",
         samples,
@@ -117,7 +118,8 @@ def _compute(
     Nothing between the two sums over context-parallel ranks may fail on one rank alone.
     """
     with relayed(layout.context):
-        settings, role = advantage_settings(args), getattr(args, ROLE, None)
+        settings = advantage_settings(args)
+        role = getattr(args, ROLE, None)
         batch = _read(args, rollout_data, settings, layout)
         if settings.policy_loss == "dis" and role == "actor":
             rollout_data[STALENESS] = batch.staleness()
@@ -128,7 +130,8 @@ def _compute(
     values, rewards = batch.pack()
 
     # Inside turns.
-    turns, form = batch.turns, settings.gae_form
+    turns = batch.turns
+    form = settings.gae_form
     discounts = discounts_of(settings, role)
     lambdas = token_lambdas(settings, role, turns.lengths)
     inside = solve_inside(values, rewards, turns.lengths, turns.rewards, discounts, form, lambdas)
@@ -136,16 +139,19 @@ def _compute(
     links = links_of(inside, turns.lengths, turns.rewards, turns.bootstrap, edges)
 
     # Between turns, over all ranks.
-    columns, device = batch.columns, values.device
+    columns = batch.columns
+    device = values.device
     endings = turn_flags(columns, turns.trained)
     labels = [column.to(device).double() for column in (columns.segment, columns.index, endings)]
     more = stretch_columns(turns, inside, discounts, lambdas) if form == "compaction" else ()
     table, mine = exchange.rows(torch.stack([*labels, *links, *more], 1))
     segment, index, flags, v, w, a, p, q, *more = table.unbind(1)
-    following, links = link_turns(segment, index, flags.long()), Links(v, w, a, p, q)
+    following = link_turns(segment, index, flags.long())
+    links = Links(v, w, a, p, q)
     stretches = cut_at_notes(following, flags.long(), links, *more) if more else None
     if stretches is not None:
-        following, links = stretches.following, stretches.links
+        following = stretches.following
+        links = stretches.links
     next_value, next_advantage = solve_links(links, following)
 
     # Every token.

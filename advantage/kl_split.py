@@ -46,7 +46,8 @@ def log_kl_split(
     Raises:
         TurnTableError: the table is missing or was written by another converter.
     """
-    columns, layout = read_turn_table(rollout_data, keep=False), current_layout()
+    columns = read_turn_table(rollout_data, keep=False)
+    layout = current_layout()
     kl = rollout_data.get("kl") if advantage_flags(args).kl_coef else None
     if kl is None:  # slime computes no KL for the reward
         kl = _differences(rollout_data.get("log_probs"), rollout_data.get("ref_log_probs"))

@@ -113,10 +113,8 @@ def keys_taken_over(settings: AdvantageSettings, record: Record, place: str) -> 
 
 
 def _check_score(settings: AdvantageSettings, record: Record, place: str) -> None:
-    score, limit = (
-        record.get("explained_variance"),
-        settings.value_pretraining.least_explained_variance,
-    )
+    score = record.get("explained_variance")
+    limit = settings.value_pretraining.least_explained_variance
     if score is None or limit is None or settings.value_pretraining.batches:
         return
     if not score > limit:

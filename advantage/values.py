@@ -15,7 +15,8 @@ from torch import Tensor
 from advantage.exchange import BOOTSTRAP, UNTRAINED
 from advantage.hl_gauss import HlGauss
 
-EXPLAINED, OUTSIDE = "explained_variance", "return_outside_share"
+EXPLAINED = "explained_variance"
+OUTSIDE = "return_outside_share"
 TENTH = 0.1
 METRICS_KEY = "critic_metrics"
 """Key of the critic's rollout data with the metrics of the batch, from the hook until the first
@@ -37,7 +38,9 @@ def compare_values(
         head: the critic's, if it has bins.
     """
     counted = flags & (BOOTSTRAP | UNTRAINED) == 0
-    index, value, advantage = index[counted], value[counted], advantage[counted]
+    index = index[counted]
+    value = value[counted]
+    advantage = advantage[counted]
     if not len(index):
         return {}
     returns = value + advantage

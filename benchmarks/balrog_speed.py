@@ -34,9 +34,11 @@ def speed(family: str, task: str, seconds: float) -> float:
         began = time.process_time()
         while not done and (taken < 50 or (seed and spent + time.process_time() - began < seconds)):
             _, _, terminated, truncated, _ = env.step(rng.choice(actions))
-            taken, done = taken + 1, terminated or truncated
+            taken = taken + 1
+            done = terminated or truncated
         if seed:
-            steps, spent = steps + taken, spent + time.process_time() - began
+            steps = steps + taken
+            spent = spent + time.process_time() - began
         env.close()
         seed += 1
     return steps / spent

@@ -70,7 +70,8 @@ class Host:
         """Charge the CPU time since the last call; return the host's own time, or None if it
         slept."""
         cpu = self.cpu_s()
-        used, self._cpu = cpu - self._cpu, cpu
+        used = cpu - self._cpu
+        self._cpu = cpu
         awake = used > 0 or not self.asleep()
         if awake and not self._awake:
             self._time = max(self._time, now)
@@ -151,7 +152,8 @@ class Server:
         ids = [*begin, *(token for token, _ in words), *end]
         text = begin_text + "".join(word for _, word in words) + end_text
         if finish == "abort":
-            ids, text = ids[: work.done], ""
+            ids = ids[: work.done]
+            text = ""
         versions = [*work.versions, (self.version, len(ids))]
         return {
             "text": text,

@@ -208,7 +208,8 @@ def saturated(
             if total <= timing.places:  # until every place has had a request, the engine warms up
                 began = now
                 continue
-            tokens, finished = tokens + request.length, finished + 1
+            tokens = tokens + request.length
+            finished = finished + 1
             if every and finished % every == 0:
                 engine.paused = True
                 stopped = engine.retract(now) if mode == "retract" else engine.abort(now)

@@ -96,7 +96,8 @@ def pretrain_critic(stage: Stage, flags: Mapping[str, Any]) -> float:
         )
         train(make_args(folder / "config.yaml", **{**flags, **stage.flags}), MetricsLog(rows))
     last = [row for row in read_rows(rows) if "critic/held_out_explained_variance" in row][-1]
-    explained, passes = last["critic/held_out_explained_variance"], last["critic/passes"]
+    explained = last["critic/held_out_explained_variance"]
+    passes = last["critic/passes"]
     reached = f"held-out explained variance {explained:.2f} after {passes:.0f} passes; the critic is in {folder}/"
     print(f"value pretraining: {last['turns']:.0f} turns, {reached}", flush=True)
     return last["turns"]

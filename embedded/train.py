@@ -63,7 +63,8 @@ def train(
     Raises ConfigError if flags, YAML or checkpoint do not fit together, and what the rollout
     function raises.
     """
-    flags, on_update = embedded_flags(args), advantage_settings(args).on_update
+    flags = embedded_flags(args)
+    on_update = advantage_settings(args).on_update
     generate = _hook(flags, "rollout_function_path")
     evaluate = _hook(flags, "eval_function_path") if flags.eval_function_path else generate
     source_class = _hook(flags, "data_source_path")
@@ -74,8 +75,10 @@ def train(
     ):
         at_end.callback(lambda: run(close_runtimes()))
         # The engine loads its model meanwhile.
-        source, trainer = source_class(args), PpoTrainer(args)
-        args.sglang_router_ip, args.sglang_router_port = engine.host, engine.port
+        source = source_class(args)
+        trainer = PpoTrainer(args)
+        args.sglang_router_ip = engine.host
+        args.sglang_router_port = engine.port
         if flags.load:
             args.start_rollout_id = trainer.load(flags.load) + 1
             source.load(args.start_rollout_id - 1)

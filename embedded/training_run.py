@@ -70,7 +70,8 @@ class TrainingRun:
         }
         for name in reserved.keys() & flags.keys():
             raise ConfigError(f"--set-flag {name}: {reserved[name]}")
-        self.folder, self.start = folder, start
+        self.folder = folder
+        self.start = start
         self.policy = start if isinstance(start, Path) else folder / "policy_before"
         self.checkpoints = folder / CHECKPOINTS
         paths = {"hf_checkpoint": str(self.policy), "save": str(self.checkpoints)}
@@ -160,7 +161,8 @@ class TrainingRun:
             args = build_args(self.ppo.keys, **{"rollout_max_context_len": None, **self.ppo.flags})
             flags = RolloutFlags.read(args)
             make_policy(settings, self.policy, warm, flags.rollout_seed, flags)
-        imitation, defaults = read_imitation(self.policy), EmbeddedFlags(hf_checkpoint="")
+        imitation = read_imitation(self.policy)
+        defaults = EmbeddedFlags(hf_checkpoint="")
         lengths = imitation.lengths(defaults)
         changed = []
         for name, value in lengths.items():

@@ -214,7 +214,8 @@ def describe_task(sample: Any) -> tuple[str, int]:
     """Read `(task, seed)` from `sample.metadata`; raises ConfigError if one is missing or has the
     wrong type."""
     metadata = getattr(sample, "metadata", None) or {}
-    task, seed = metadata.get("task"), metadata.get("seed")
+    task = metadata.get("task")
+    seed = metadata.get("seed")
     if not isinstance(task, str) or not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(
             f"sample.metadata needs task (str) and seed (int, not negative), got task={task!r}, "

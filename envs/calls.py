@@ -15,8 +15,10 @@ from typing import Any
 from envs.call_form import MARKUP, CallForm, loose
 from envs.json_text import decode, decode_whole, find_flaw, short
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_REASONING_START, _REASONING_END = "<think>", "</think>"
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+_REASONING_START = "<think>"
+_REASONING_END = "</think>"
 _MARKERS = ("<|python_tag|>", "[TOOL_CALLS]")
 _FENCED = re.compile(r"```(?:json|tool_call)?(.*)```", re.DOTALL)
 _SEPARATOR = re.compile(r"[\s;,]*")
@@ -169,7 +171,8 @@ def reasoning_end(text: str, form: CallForm | None = None) -> int | None:
     position = 0
     while True:
         rest = text[position:]
-        end, reasons = rest.find(_REASONING_END), rest.lstrip().startswith(_REASONING_START)
+        end = rest.find(_REASONING_END)
+        reasons = rest.lstrip().startswith(_REASONING_START)
         if end < 0:
             return None if reasons else position
         if not reasons and _inside_call(rest, end, _searched(form or _policy_form)):
@@ -246,7 +249,8 @@ def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str,
     """Return the call whose arguments stand one by one between fixed texts, and where its text
     ends."""
     name = short(head["name"])
-    arguments, at = dict[str, str](), head.end()
+    arguments = dict[str, str]()
+    at = head.end()
     while pair := form.pair.match(text, at):
         end = form.pair_end.search(text, pair.end())
         if end is None:
@@ -256,7 +260,8 @@ def _markup(text: str, head: re.Match[str], form: CallForm) -> tuple[Call | str,
         value = text[pair.end() : end.start()]
         if form.value.endswith("\n"):
             value = value.removeprefix("\n").removesuffix("\n")
-        arguments[pair["key"]], at = value, end.end()
+        arguments[pair["key"]] = value
+        at = end.end()
     closed = form.ends.match(text, at)
     if closed is None:
         closer = form.closer.split()[0]
@@ -283,7 +288,9 @@ def _bare(text: str, start: int, limit: int) -> Calls:
         return Calls()
     first = text.index(body, start)
     span = (first, first + len(body))
-    values, error, position = list[Any](), "", 0
+    values = list[Any]()
+    error = ""
+    position = 0
     while position < len(content) and len(values) <= limit and not error:
         value, end, error = decode(content, position)
         if not error:

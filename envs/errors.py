@@ -148,7 +148,8 @@ def place_of_method(instance: Any, name: str) -> str:
     """`FILE:LINE` where the instance's class defines the method, or the class itself if it inherits
     the method."""
     kind = type(instance)
-    method, owner = _source(getattr(kind, name, None)), _source(kind)
+    method = _source(getattr(kind, name, None))
+    owner = _source(kind)
     found = method if method and _is_users(method[0]) else owner
     return f"{found[0]}:{found[1]}" if found else ""
 
@@ -161,7 +162,8 @@ def place_of_function(function: Any) -> str:
 
 def _source(thing: Any) -> tuple[str, int] | None:
     try:
-        file, line = inspect.getsourcefile(thing), inspect.getsourcelines(thing)[1]
+        file = inspect.getsourcefile(thing)
+        line = inspect.getsourcelines(thing)[1]
     except (OSError, TypeError):
         return None
     return (file, line) if file else None

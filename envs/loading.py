@@ -112,7 +112,8 @@ def checked_text(said: Any, script: Any) -> str:
     place, unless text."""
     if isinstance(said, str):
         return said
-    name, place = getattr(script, "__name__", "the script"), f" ({place_of_function(script)})"
+    name = getattr(script, "__name__", "the script")
+    place = f" ({place_of_function(script)})"
     raise EnvironmentFault(f"`{name}` returned {reprlib.repr(said)}; return text{place}")
 
 

@@ -106,7 +106,8 @@ def expand_tasks(
             swept = dict(zip(entry.sweep, values, strict=True))
             label = ",".join(f"{key}={value}" for key, value in swept.items())
             name = "/".join(filter(None, (entry.name or entry.task, label)))
-            options, weight = {**shared, **entry.options, **swept}, entry.weight / len(combinations)
+            options = {**shared, **entry.options, **swept}
+            weight = entry.weight / len(combinations)
             specs.append(
                 TaskSpec(name=name, env_path=path, task=entry.task, weight=weight, options=options)
             )

@@ -122,7 +122,8 @@ class PlainText:
         ids = self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         if self.control_ids.isdisjoint(ids):
             return tuple(ids)
-        out, begin = [], 0
+        out = []
+        begin = 0
         for end in (*(match.start() + 1 for match in self.pattern.finditer(text)), len(text)):
             out += self._tokenizer.encode(
                 text[begin:end], add_special_tokens=False, split_special_tokens=True
@@ -199,7 +200,8 @@ class PlainText:
         """Return the ids of template and message text; text between two control tokens is encoded
         as one piece."""
         out: list[int] = []
-        piece, strip = "", False
+        piece = ""
+        strip = False
         for part in parts:
             if isinstance(part, str):
                 piece += part
@@ -210,7 +212,8 @@ class PlainText:
             piece = piece.lstrip() if strip else piece
             out += self.encode(piece.rstrip() if part.strip_before else piece)
             out += part.ids
-            piece, strip = part.tail, part.strip_after
+            piece = part.tail
+            strip = part.strip_after
         out += self.encode(piece.lstrip() if strip else piece)
         return out
 
@@ -286,7 +289,9 @@ class WordCache:
     @classmethod
     def build(cls, backend: Tokenizer) -> WordCache | None:
         """None if words cannot be found or encoded one by one as this tokenizer does it."""
-        model, normalizer, splitter = backend.model, backend.normalizer, backend.pre_tokenizer
+        model = backend.model
+        normalizer = backend.normalizer
+        splitter = backend.pre_tokenizer
         if not isinstance(model, models.BPE) or model.dropout or splitter is None:
             return None
         if normalizer is not None and not _keeps_ascii(_settings(normalizer)):
@@ -345,7 +350,9 @@ def _keeps_ascii(normalizer: dict[str, Any]) -> bool:
 def ascii_pattern(pattern: str) -> re.Pattern[str] | None:
     """A tokenizer's expression for ASCII text, as Python writes it; None if it has syntax that is
     not in `SYNTAX`."""
-    translated, at, inside = "", 0, False
+    translated = ""
+    at = 0
+    inside = False
     while at < len(pattern):
         element = SYNTAX.match(pattern, at)
         if element is None or (element["opened"] and inside):
@@ -356,7 +363,8 @@ def ascii_pattern(pattern: str) -> re.Pattern[str] | None:
                 return None
             written = ASCII_OF[category] if inside else f"[{ASCII_OF[category]}]"
         inside = bool(element["opened"]) or (inside and not element["closed"])
-        translated, at = translated + written, element.end()
+        translated = translated + written
+        at = element.end()
     try:
         return re.compile(translated, re.ASCII)
     except re.error:

@@ -152,7 +152,8 @@ class TextGame(BaseInteractionEnv):
             )
         self.settings = settings
         self.max_steps = settings.max_steps or self.max_steps
-        self._running, self._potential = False, 0.0
+        self._running = False
+        self._potential = 0.0
         self._turns = 0
         """Turns of the episode so far; while one is played, it is among them."""
 

@@ -36,7 +36,8 @@ def limited(seconds: float, error: type[TimeUp]) -> Iterator[None]:
     be nested."""
     if signal.getsignal(SIGNAL) is not _interrupt:
         signal.signal(SIGNAL, _interrupt)
-    depth, over = len(_limits), threading.Event()
+    depth = len(_limits)
+    over = threading.Event()
     watch = threading.Thread(target=_watch, args=[seconds, over], name=THREAD, daemon=True)
     _limits.append((time.monotonic() + seconds, error))
     watch.start()

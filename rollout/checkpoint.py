@@ -118,7 +118,8 @@ def read_state(path: Path) -> SourceState:
             "that has one, or pass --start-rollout-id 0 to begin with fresh episodes"
         )
     with path.open("rb") as file:
-        line, body = file.readline(200), file.read()
+        line = file.readline(200)
+        body = file.read()
     if not line.startswith(FORMAT):
         raise CheckpointError(
             f"{path} is not a rollout checkpoint of this version: it must begin with {FORMAT!r}"

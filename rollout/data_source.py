@@ -196,11 +196,14 @@ class EpisodeSource:
             return
         if state.first_seed is not None:
             self._begin_at(state.first_seed)
-        self.next_episode, self.next_group = state.next_episode, state.next_group
+        self.next_episode = state.next_episode
+        self.next_group = state.next_group
         # The environments of aborted episodes ended with their process, so their groups are played
         # from the start.
         self.buffer = [self.group(episode_id) for episode_id in state.buffer]
-        self.kept, self.slots, self.saved_slots = state.kept, [], state.slots
+        self.kept = state.kept
+        self.slots = []
+        self.saved_slots = state.slots
 
     def __len__(self) -> int:
         """Episodes never run out; slime divides this by the batch size to count an epoch's

@@ -98,7 +98,8 @@ async def collect_or_draw(
     `generate_rollout`.
     """
     runtime = await get_runtime(args)
-    warmup, pretraining = source.settings.critic_warmup, source.settings.value_pretraining
+    warmup = source.settings.critic_warmup
+    pretraining = source.settings.value_pretraining
     play_batch = partial(collector or collect, args, rollout_id, source)
     if warmup.w_epoch or pretraining.batches or source.kept:
         from rollout.batches.kept import play_or_draw
@@ -122,7 +123,8 @@ async def collect(args: Any, rollout_id: int, source: EpisodeSource) -> Batch:
     """
     runtime = await get_runtime(args)
     await open_slots(runtime, source)
-    slots, turns = source.slots, runtime.flags.turns_per_batch
+    slots = source.slots
+    turns = runtime.flags.turns_per_batch
     # With more slots than turns, only the first ones play; the next batch begins where this one
     # stops.
     first = rollout_id * turns % len(slots)
@@ -167,11 +169,13 @@ class FixedTurns:
 
     def __init__(self, runtime: Runtime, slots: int, on_turn: Callable[[], Any]) -> None:
         """`on_turn` is called after every turn."""
-        turns, per_env = runtime.flags.turns_per_batch, runtime.settings.turn_quota == "per_env"
+        turns = runtime.flags.turns_per_batch
+        per_env = runtime.settings.turn_quota == "per_env"
         self._left = [turns // slots] * slots if per_env else [turns]
         """Turns left to issue: one number for all slots, or one per slot (`turn_quota:
         per_env`)."""
-        self._runtime, self._on_turn = runtime, on_turn
+        self._runtime = runtime
+        self._on_turn = on_turn
         self._params = runtime.flags.sampling_params()
         self._failed = 0
         """Episodes whose environment was lost."""
@@ -189,7 +193,8 @@ class FixedTurns:
     def _is_staggered(self, slot: Slot) -> bool:
         """Whether the slot's first episode is given up here, so that slots do not stay in step
         (`stagger_turns`)."""
-        settings, episode = self._runtime.settings, slot.episode
+        settings = self._runtime.settings
+        episode = slot.episode
         if episode is None or episode.spec.episode_id != slot.number or not settings.stagger_turns:
             return False
         return len(episode.answers) >= settings.stagger_turns * (slot.number + 1) / settings.n_env
@@ -253,7 +258,8 @@ async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
     slots = [Slot(open_id, k, source.settings.n_env) for k in range(source.settings.n_env)]
     if source.saved_slots:
         await restore_slots(runtime, slots, source.episode, source.saved_slots)
-    source.slots, source.saved_slots = slots, []
+    source.slots = slots
+    source.saved_slots = []
 
 
 async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> list[list[Sample]]:
@@ -268,7 +274,8 @@ async def _samples(runtime: Runtime, source: EpisodeSource, batch: Batch) -> lis
 def _pretraining_samples(runtime: Runtime, source: EpisodeSource) -> list[list[Sample]]:
     from rollout.batches.kept import choose_held_out, join_episodes
 
-    segments, seed = join_episodes(source.kept), runtime.flags.rollout_seed
+    segments = join_episodes(source.kept)
+    seed = runtime.flags.rollout_seed
     held_out = choose_held_out(segments, source.settings.value_pretraining.held_out, seed)
     ids = source.take_group_ids(count_turns(segments))
     return pretraining_samples(segments, held_out, ids, seed, runtime.samples)

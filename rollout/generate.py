@@ -48,7 +48,8 @@ async def generate(
         MissingDependencyError: `env_backend` is `ray`, and Ray is not installed.
     """
     runtime = await get_runtime(args)
-    settings, flags = runtime.settings, runtime.flags
+    settings = runtime.settings
+    flags = runtime.flags
     spec = episode_spec(
         sample, settings.rollout_interaction_env_path, settings.env, settings.max_turns
     )
@@ -100,7 +101,9 @@ class WholeEpisode:
         self.ended: Segment | EnvironmentFault | None = None
         """The episode or its fault; None while it goes on, and if the outer loop aborted it."""
         self.played = Replay()
-        self._runtime, self._params, self._evaluation = runtime, params, evaluation
+        self._runtime = runtime
+        self._params = params
+        self._evaluation = evaluation
 
     async def play(self, slot: Slot) -> None:
         """Play to the end."""

@@ -86,7 +86,8 @@ def _options_seen() -> Generator[set[str]]:
     ConfigError."""
     found: set[str] = set()
     parser = argparse.ArgumentParser
-    original, original_error = parser.parse_known_args, parser.error
+    original = parser.parse_known_args
+    original_error = parser.error
 
     def recording(self: argparse.ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
         if args is None or list(args) == sys.argv[1:]:
@@ -96,11 +97,13 @@ def _options_seen() -> Generator[set[str]]:
     def refusing(self: argparse.ArgumentParser, message: str) -> NoReturn:
         raise ConfigError(f"slime cannot read the flags: {message}")
 
-    parser.parse_known_args, parser.error = recording, refusing
+    parser.parse_known_args = recording
+    parser.error = refusing
     try:
         yield found
     finally:
-        parser.parse_known_args, parser.error = original, original_error
+        parser.parse_known_args = original
+        parser.error = original_error
 
 
 def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ...] = ()) -> None:
@@ -152,7 +155,8 @@ def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:
         found.append(charged)
     if "patch" not in hooks:
         return found
-    actor, critic = overrides_of(args, "actor"), overrides_of(args, "critic")
+    actor = overrides_of(args, "actor")
+    critic = overrides_of(args, "critic")
     for role, overrides in (("actor", actor), ("critic", critic)):
         found += [
             f"{args.megatron_config_path} sets {name} for the {role}, which has no effect: "

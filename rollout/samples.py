@@ -43,7 +43,8 @@ def failed_samples(
     """Put one masked token in place of an episode whose environment was lost, with every value that
     slime logs."""
     writer.make_inert(sample, group_of(sample))
-    sample.status, sample.remove_sample = Sample.Status.FAILED, True
+    sample.status = Sample.Status.FAILED
+    sample.remove_sample = True
     sample.metadata = {
         **(sample.metadata or {}),
         **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0},
@@ -122,8 +123,11 @@ def episode_samples(
 def _inherit(part: Sample, whole: Sample, segment: Segment) -> None:
     """Copy to a sample what it shares with the sample that slime handed out, and the episode's
     facts."""
-    part.index, part.group_index, part.session_id = whole.index, whole.group_index, whole.session_id
-    part.prompt, part.label = whole.prompt, whole.label
+    part.index = whole.index
+    part.group_index = whole.group_index
+    part.session_id = whole.session_id
+    part.prompt = whole.prompt
+    part.label = whole.label
     row = row_of(part)
     assert row is not None
     set_row(part, replace(row, group=-1 if whole.group_index is None else whole.group_index))
@@ -178,7 +182,8 @@ def convert_samples_to_train_data(
             loss mask has another length than its response; or it lacks what a flag replays in
             training, such as log-probs.
     """
-    samples, flags = flatten(samples), RolloutFlags.read(args)
+    samples = flatten(samples)
+    flags = RolloutFlags.read(args)
     samples = _with_padding(args, samples)
     rows = [_row(sample) for sample in samples]
     groups = [group_of(sample) for sample in samples]
@@ -215,7 +220,8 @@ def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
     as many groups and takes the same steps as with a sample per turn, so the order of the groups is
     kept. The others join the step's last group. Each is a separate segment.
     """
-    multiple, step = samples_multiple(args), RolloutFlags.read(args).global_batch_size
+    multiple = samples_multiple(args)
+    step = RolloutFlags.read(args).global_batch_size
     writer = SampleWriter(args, int(samples[0].tokens[0]))
     first = 1 + max(_row(sample).segment for sample in samples)
     empty = [group for sample in samples for group in later_groups(sample)]
@@ -231,7 +237,8 @@ def _with_padding(args: Any, samples: Sequence[Sample]) -> list[Sample]:
             padding.append(writer.padding(groups[end - 1], first + len(padding)))
     mean_reward = fmean(sample.reward or 0.0 for sample in samples)
     for sample in padding:
-        sample.index, sample.reward = PADDING_INDEX, mean_reward
+        sample.index = PADDING_INDEX
+        sample.reward = mean_reward
     return [*together, *padding[len(empty) :]]
 
 

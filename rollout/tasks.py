@@ -94,11 +94,10 @@ def _portable(value: Any) -> Any:
 def training_seed(settings: RolloutSettings, episode_id: int) -> int:
     """The seed of a training episode: `seed_start` and those after it, without the held-out
     seeds."""
-    seed, held_out = settings.seed_start + episode_id, settings.eval
-    first, end = (
-        max(settings.seed_start, held_out.seed_start),
-        held_out.seed_start + held_out.episodes,
-    )
+    seed = settings.seed_start + episode_id
+    held_out = settings.eval
+    first = max(settings.seed_start, held_out.seed_start)
+    end = held_out.seed_start + held_out.episodes
     return seed + max(0, end - first) if seed >= first else seed
 
 

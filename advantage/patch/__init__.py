@@ -55,7 +55,8 @@ def install(args: Any) -> None:
             it.
     """
     slime = find_slime()
-    settings, flags = check_flags(args), advantage_flags(args)
+    settings = check_flags(args)
+    flags = advantage_flags(args)
     if slime.model is not None:
         install_steps(slime.model, slime.actor, settings)
     if settings.policy_loss == "dis":
@@ -83,7 +84,8 @@ def install(args: Any) -> None:
         for module in filter(None, (slime.loss, slime.actor)):
             replace(module, "compute_advantages_and_returns", lambda _: ours)
     args.custom_advantage_function_path = HOOK
-    actor, loss = slime.actor, slime.loss
+    actor = slime.actor
+    loss = slime.loss
     if actor and actor.compute_advantages_and_returns is not loss.compute_advantages_and_returns:
         raise UnsupportedFrameworkError(
             f"{actor.__name__} uses another compute_advantages_and_returns than {loss.__name__}; "

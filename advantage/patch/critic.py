@@ -33,7 +33,8 @@ def _still(schedule: Any) -> Any:
 def install_critic(slime: Slime, settings: AdvantageSettings) -> None:
     """Let the critic's process train as the settings say; raises UnsupportedFrameworkError if slime
     has no `train`."""
-    passes, after = settings.critic_updates, settings.actor_values == "after"
+    passes = settings.critic_updates
+    after = settings.actor_values == "after"
     if slime.actor is None or (passes == 1 and not after):
         return  # only a preflight, or nothing to change
     if not callable(getattr(slime.actor, "train", None)):
@@ -105,7 +106,9 @@ def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings)
         if rollout_id + 1 < settings.batches:
             return
         args.value_clip = math.inf
-        data, progress, layout = iterator[0].rollout_data, Progress(), current_layout()
+        data = iterator[0].rollout_data
+        progress = Progress()
+        layout = current_layout()
         critic_alarm().watch(take_metrics(data), rollout_id)
         while progress.begin_pass(settings, data, model, layout):
             _log(args, slime, progress)

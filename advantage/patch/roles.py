@@ -151,7 +151,8 @@ def check_saved_frozen(args: Any, saved_args: Any) -> None:
     flags = advantage_flags(args)
     if saved_args is None or flags.finetune or flags.no_load_optim:
         return
-    saved, given = advantage_flags(saved_args).frozen, flags.frozen
+    saved = advantage_flags(saved_args).frozen
+    given = flags.frozen
     if saved != given:
         raise FlagError(
             f"{flags.load} was trained with frozen parameters {saved}, this run has {given}, and "

@@ -114,7 +114,8 @@ class StepAlarm:
     """Watches the metrics of a run's training steps."""
 
     def __init__(self, counter: str, limits: Sequence[Limit]) -> None:
-        self._counter, self._limits = counter, limits
+        self._counter = counter
+        self._limits = limits
         self._outside: Counter[str] = Counter()
         """How often in a row each metric was outside its range."""
         self._steps = 0

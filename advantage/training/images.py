@@ -20,7 +20,9 @@ from torch import Tensor
 
 from slime_verlog import MissingDependencyError
 
-PIXELS, CODE, TABLE = "pixel_values", "pixel_values_code", "pixel_values_table"
+PIXELS = "pixel_values"
+CODE = "pixel_values_code"
+TABLE = "pixel_values_table"
 
 
 def expand(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -106,5 +106,6 @@ def whiten(rows: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> lis
     correction = count / (count - 1).clamp(min=1)
     variance = (squares / count - mean**2) * correction
     scale = torch.rsqrt(variance.clamp(min=0) + 1e-8)
-    mean, scale = mean.to(flat.device), scale.to(flat.device)
+    mean = mean.to(flat.device)
+    scale = scale.to(flat.device)
     return [((row.double() - mean) * scale).to(row.dtype) for row in rows]

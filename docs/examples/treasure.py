@@ -15,18 +15,23 @@ class Treasure(TextGame):
 
     def __init__(self, seed, settings):
         super().__init__(settings)
-        self.seed, self.max_steps = seed, settings.max_steps or 20
+        self.seed = seed
+        self.max_steps = settings.max_steps or 20
 
     def start(self):
         rng = random.Random(self.seed)
         # The treasure's place, seen from here.
-        self.east, self.north = rng.choice([-3, -2, 2, 3]), rng.randint(-3, 3)
+        self.east = rng.choice([-3, -2, 2, 3])
+        self.north = rng.randint(-3, 3)
         self.turn = 0
         return self.look("You stand on a beach.")
 
     def play(self, action):
-        (east, north), before = STEPS[action], self.steps_left()
-        self.east, self.north, self.turn = self.east - east, self.north - north, self.turn + 1
+        (east, north) = STEPS[action]
+        before = self.steps_left()
+        self.east = self.east - east
+        self.north = self.north - north
+        self.turn = self.turn + 1
         if self.steps_left() == 0:
             return Frame("You found the treasure.", reward=1.0, terminated=True, progression=1.0)
         return self.look("You walk.", reward=0.1 * (before - self.steps_left()))

@@ -116,7 +116,8 @@ class Decoder:
         for name, tensor in state.items():
             weights[name] = tensor.detach().to(self.device, self._dtype, copy=True)
         try:
-            embed, norm = weights["model.embed_tokens.weight"], weights["model.norm.weight"]
+            embed = weights["model.embed_tokens.weight"]
+            norm = weights["model.norm.weight"]
             layers = [self._read_layer(weights, number) for number in range(self.layer_count)]
         except KeyError as error:
             raise ConfigError(
@@ -131,12 +132,15 @@ class Decoder:
                 f"entries, while the served model has {self.vocab_size} and {self.layer_count} "
                 "layers; start the engine with that model"
             )
-        self.embed, self.layers, self.norm = embed, layers, norm
+        self.embed = embed
+        self.layers = layers
+        self.norm = norm
         self.head = weights.get("lm_head.weight", embed)
 
     def _read_layer(self, weights: Weights, number: int) -> Layer:
         prefix = f"model.layers.{number}."
-        attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+        attention = f"{prefix}self_attn."
+        mlp = f"{prefix}mlp."
         qkv = torch.cat([weights[f"{attention}{x}_proj.weight"] for x in "qkv"])
         biases = [weights[name] for x in "qkv" if (name := f"{attention}{x}_proj.bias") in weights]
         width = (self.heads + 2 * self.kv_heads) * self.head_dim
@@ -183,7 +187,8 @@ class Decoder:
     @torch.inference_mode()
     def decode(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray) -> Tensor:
         """Compute one token per row, at its position; returns logits [rows, vocab]."""
-        row, position = self._tensor(rows), self._tensor(positions)
+        row = self._tensor(rows)
+        position = self._tensor(positions)
         keys = int(positions.max()) + 1
         used = int(rows.max()) + 1
         ratio = self.heads // self.kv_heads
@@ -214,8 +219,10 @@ class Decoder:
         groups = np.repeat(np.arange(len(rows)), lengths)
         columns = np.concatenate([np.arange(n) for n in lengths])
         positions = np.repeat(starts, lengths) + columns
-        group, column = self._tensor(groups), self._tensor(columns)
-        position, row = self._tensor(positions), self._tensor(np.array(rows))
+        group = self._tensor(groups)
+        column = self._tensor(columns)
+        position = self._tensor(positions)
+        row = self._tensor(np.array(rows))
         keys = int(position.max()) + 1
         # Padding queries see the first key, so that no softmax is empty.
         limit = torch.zeros(len(rows), width, dtype=torch.long, device=self.device)
@@ -257,7 +264,8 @@ class Decoder:
         queries_and_keys, values = qkv.split([self.heads + self.kv_heads, self.kv_heads], 1)
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = queries_and_keys.split([self.heads, self.kv_heads], 1)
-            normed_q, normed_k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            normed_q = self._norm(q, layer.q_norm)
+            normed_k = self._norm(k, layer.k_norm)
             queries_and_keys = torch.cat([normed_q, normed_k], 1)
         rotated = _rotate(queries_and_keys, *rotation).to(self._dtype)
         keys_of_rows, values_of_rows = layer.cache

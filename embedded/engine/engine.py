@@ -63,7 +63,8 @@ class Engine:
         """Load the model and start its worker thread; raises ConfigError if it is not supported."""
         from transformers.models.auto.tokenization_auto import AutoTokenizer
 
-        self.options, self.model_path = options, options.model_path
+        self.options = options
+        self.model_path = options.model_path
         self.decoder = self._load_decoder()
         with loading(options.model_path):
             self.tokenizer = AutoTokenizer.from_pretrained(options.model_path)
@@ -102,7 +103,8 @@ class Engine:
     def response(self, request: Request, started: float) -> dict[str, Any]:
         """Return the JSON that SGLang returns for a finished request."""
         log_probs = zip(request.log_probs, request.output, strict=True)
-        spans, start = [], 0
+        spans = []
+        start = 0
         for version, end in request.versions:
             spans.append({"version": version, "start": start, "end": end})
             start = end
@@ -137,7 +139,8 @@ class Engine:
         return ids
 
     def _text(self, request: Request) -> str:
-        params, output = request.params, request.output
+        params = request.params
+        output = request.output
         is_stopped = (request.finish_reason or {}).get("type") == "stop"
         if is_stopped and not params.no_stop_trim:
             output = output[:-1]

@@ -32,7 +32,9 @@ class EngineProcess(AbstractContextManager["EngineProcess"]):
     def __init__(self, options: EngineOptions) -> None:
         """Start the child and return at once; it loads its model meanwhile, and `port` waits for
         that."""
-        self._model, self.host, self._port = options.model_path, HOST, 0
+        self._model = options.model_path
+        self.host = HOST
+        self._port = 0
         self._weights = Path(tempfile.mkdtemp(prefix="slime-verlog-engine-"))
         path = os.pathsep.join(filter(None, sys.path))
         environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}

@@ -66,7 +66,8 @@ class Scheduler:
         self.weight_version = "default"
         """As SGLang names the weights of the checkpoint, until others are loaded under another
         name."""
-        self._seed, self._shares_prefixes = seed, shares_prefixes
+        self._seed = seed
+        self._shares_prefixes = shares_prefixes
         self._arrivals = itertools.count()
         self._tokens = np.zeros((decoder.rows, decoder.context_length), dtype=np.int64)
         self._written = np.zeros(decoder.rows, dtype=np.int64)
@@ -84,7 +85,8 @@ class Scheduler:
     def submit(self, request: Request) -> None:
         """Queue a request that `check` accepts; its future resolves when it ends. Raises
         EngineError if closed."""
-        arrival, params = next(self._arrivals), request.params
+        arrival = next(self._arrivals)
+        params = request.params
         seed = (
             self._seed * 1_000_003 + arrival
             if params.sampling_seed is None
@@ -182,7 +184,8 @@ class Scheduler:
     def check(self, prompt: list[int], params: SamplingParams) -> None:
         """Raise ConfigError if prompt and response do not fit the context, or token ids are
         unknown."""
-        limit, vocab = self.decoder.context_length, self.decoder.vocab_size
+        limit = self.decoder.context_length
+        vocab = self.decoder.vocab_size
         if not prompt:
             raise ConfigError("input_ids is empty; a prompt needs at least one token")
         if len(prompt) + params.max_new_tokens > limit:

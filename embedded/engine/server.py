@@ -75,7 +75,8 @@ def _name(body: Mapping[str, Any], key: str) -> str | None:
 
 
 async def _generate(engine: Engine, request: web.Request) -> web.Response:
-    body, started = await _body(request), time.monotonic()
+    body = await _body(request)
+    started = time.monotonic()
     is_slow = bool(body.get("image_data"))  # decoding images would keep the event loop busy
     queued = await asyncio.to_thread(engine.prepare, body) if is_slow else engine.prepare(body)
     engine.scheduler.submit(queued)
@@ -163,7 +164,8 @@ async def _continue(engine: Engine, _: web.Request) -> web.Response:
 
 async def _update_from_disk(engine: Engine, request: web.Request) -> web.Response:
     body = await _body(request)
-    folder, version = _name(body, "model_path"), _name(body, "weight_version")
+    folder = _name(body, "model_path")
+    version = _name(body, "weight_version")
     if folder is None:
         raise ConfigError("model_path is missing; it must name a model folder")
     if body.get("abort_all_requests"):

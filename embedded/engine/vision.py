@@ -20,7 +20,8 @@ from rollout.errors import ConfigError
 from rollout.tokens.images import load_processor
 
 SERVED_TYPES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen3_5_moe")
-PIXELS, GRIDS = "pixel_values", "image_grid_thw"
+PIXELS = "pixel_values"
+GRIDS = "image_grid_thw"
 
 
 class ImagePrompt(list[int]):
@@ -41,7 +42,8 @@ class VisionDecoder:
         self.context_length = context_length or min(
             config.text_config.max_position_embeddings, 4096
         )
-        self.rows, self.device = rows, torch.device(device)
+        self.rows = rows
+        self.device = torch.device(device)
         self.images: dict[int, Mapping[str, Tensor]] = {}
         self._caches: dict[int, Any] = {}
         self._shifts: dict[int, int] = {}

@@ -125,7 +125,8 @@ class Change:
         before = [float(first[measure]) for first, _ in pairs]
         after = [float(second[measure]) for _, second in pairs]
         change = spread(second - first for first, second in zip(before, after, strict=True))
-        mean, reach = change["mean"], 2 * change["se"]
+        mean = change["mean"]
+        reach = 2 * change["se"]
         return cls(
             measure, spread(before), spread(after), mean, (mean - reach, mean + reach), len(pairs)
         )
@@ -213,11 +214,9 @@ def seeds_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     ]
     lines += ["|---|---|---|---|---|---|---|"]
     for summary in summaries:
-        before, after, verdict = (
-            summary["win_rate_before"],
-            summary["win_rate_after"],
-            summary["verdict"],
-        )
+        before = summary["win_rate_before"]
+        after = summary["win_rate_after"]
+        verdict = summary["verdict"]
         rates = (
             f"{before['mean']:.2f} ± {before['se']:.2f} | {after['mean']:.2f} ± {after['se']:.2f}"
         )

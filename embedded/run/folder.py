@@ -15,7 +15,9 @@ from typing import IO, Any
 
 SETTINGS, CHECKPOINTS = "settings.json", "checkpoints"
 """What determines the run; and its checkpoints, which are deleted when it is finished."""
-EPISODES, METRICS, SUMMARY = "episodes.jsonl", "metrics.jsonl", "summary.json"
+EPISODES = "episodes.jsonl"
+METRICS = "metrics.jsonl"
+SUMMARY = "summary.json"
 DONE = "done.json"
 """What a study's run writes at its end."""
 ABOUT, TRAINING = "about.json", "training.jsonl"
@@ -117,10 +119,8 @@ def claim(folder: Path, settings: Mapping[str, Any]) -> None:
         write_text(path, json.dumps(settings, indent=1))
         return
     try:
-        found, wanted = (
-            json.loads(path.read_text(encoding="utf-8")),
-            json.loads(json.dumps(settings)),
-        )
+        found = json.loads(path.read_text(encoding="utf-8"))
+        wanted = json.loads(json.dumps(settings))
     except ValueError as error:
         raise ConfigError(
             f"{path} is damaged ({error}); delete that run, or choose another --out"
@@ -145,7 +145,8 @@ def check_same(place: Path, found: Any, wanted: Any) -> None:
 def differences(first: Any, second: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield the leaves of nested mappings that differ: dotted key and both values, None where there
     is none."""
-    there, here = dict(leaves(first)), dict(leaves(second))
+    there = dict(leaves(first))
+    here = dict(leaves(second))
     for key in {**there, **here}:
         if there.get(key) != here.get(key):
             yield key, there.get(key), here.get(key)

@@ -147,12 +147,10 @@ class TrainingRecord:
     def __init__(
         self, path: Path, tokenizer: Any, settings: AdvantageSettings, kl_coef: float
     ) -> None:
-        self.path, self._tokenizer, self._settings, self._kl_coef = (
-            path,
-            tokenizer,
-            settings,
-            kl_coef,
-        )
+        self.path = path
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._kl_coef = kl_coef
         self._followed: Any = None
 
     def add(
@@ -171,7 +169,9 @@ class TrainingRecord:
             if row is not None:
                 numbers = {key: values[place] for key, values in data.items() if key in _READ}
                 segments.setdefault(row.segment, []).append(_Recorded(sample, row, numbers))
-        update, left, followed = rollout_id + 1, TURNS, None
+        update = rollout_id + 1
+        left = TURNS
+        followed = None
         for segment in sorted(segments.values(), key=self._order):
             if left > 0 and any(part.is_played for part in segment):
                 record = self._segment(segment, role)
@@ -203,7 +203,8 @@ class TrainingRecord:
                     turns[index] = self._turn(part, span, facts, role)
         played = [part for part in segment if part.is_played]
         final = max(played, key=lambda part: part.row.indices[-1])
-        facts, row = final.facts, final.row
+        facts = final.facts
+        row = final.row
         kept = [turns[index] for index in sorted(turns)][-LONGEST:]
         last = max(turns) + 1
         ended = StopReason.TIME_LIMIT if row.truncated else StopReason.CUT
@@ -235,11 +236,14 @@ class TrainingRecord:
     def _turn(
         self, part: _Recorded, span: TurnSpan, facts: Mapping[str, Any], role: str
     ) -> dict[str, Any]:
-        decode, numbers = self._tokenizer.decode, part.numbers
+        decode = self._tokenizer.decode
+        numbers = part.numbers
         ids = numbers["tokens"].tolist()
         response = len(ids) - int(numbers["response_lengths"])
-        begin, end = response + span.start, response + span.end
-        own, place = ids[begin:end], slice(span.start, span.end)
+        begin = response + span.start
+        end = response + span.end
+        own = ids[begin:end]
+        place = slice(span.start, span.end)
         tokens: dict[str, Any] = {"text": [decode([token]) for token in own]}
         left_out = {"rollout_log_probs"} if "log_probs" in numbers else set()
         if not self._kl_coef:

@@ -60,7 +60,8 @@ def holm(p_values: Sequence[float], tests: int) -> list[float]:
     >>> holm([0.01, 0.04, 0.03], tests=3)
     [0.03, 0.06, 0.06]
     """
-    adjusted, largest = [0.0] * len(p_values), 0.0
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
     ascending = np.argsort(p_values).tolist()
     for rank, place in enumerate(ascending):
         corrected = min(1.0, (tests - rank) * p_values[place])
@@ -100,12 +101,14 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     stays decided.
     """
     found = areas(study, runs)
-    values, decided = {}, {}
+    values = {}
+    decided = {}
     for name, signs in study.contrasts.items():
         values[name] = _paired(study, found, signs)
         decided[name] = Result(name, values[name], f"open after {len(values[name])} seeds")
     looks = LOOKS if len(study.seeds) > min(LOOKS) else {len(study.seeds): 0.05}
-    first, last = min(looks), max(looks)
+    first = min(looks)
+    last = max(looks)
     for look, alpha in looks.items():
         planned = list(values)
         if look == first < last:
@@ -152,7 +155,8 @@ def contrast_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     rows = {}
     for result in results(study, runs):
         values = result.values
-        spread, tested = ["-"] * 3, ["-"] * 2
+        spread = ["-"] * 3
+        tested = ["-"] * 2
         if len(values) > 1:
             low, high = interval(values)
             spread = [
@@ -185,7 +189,8 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     has_shares = any(run.trained_mean(SHARED) is not None for run in runs)
     if has_shares:
         titles.append("turns that share their prompt")
-    area_of, rows = areas(study, runs), {}
+    area_of = areas(study, runs)
+    rows = {}
     for variant in study.variants:
         mine = [run for run in runs if run.done and run.variant == variant]
         before = [study.score(run.results()[0]) for run in mine]

@@ -86,7 +86,8 @@ def table_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     tasks."""
     runs = [run for run in runs if run.rows]
     end = min((run.total("turns") for run in runs), default=0.0)
-    rows, by_task = {}, {}
+    rows = {}
+    by_task = {}
     tasks = sorted({task for run in runs for task in run.task_results()})
     for variant in study.variants:
         mine = [run for run in runs if run.variant == variant]
@@ -185,7 +186,8 @@ def plot_by_length(path: Path, study: Study, runs: Sequence[Run]) -> None:
             if f"{method}_{length}" in found
         }
         if len(mine) > 1:
-            means, reaches = [], []
+            means = []
+            reaches = []
             for values in mine.values():
                 mean = float(np.mean(values))
                 means.append(mean)

@@ -91,7 +91,8 @@ def read_runs(folder: Path, study: Study) -> list[Run]:
     runs = []
     for variant in study.variants:
         for seed, path in sorted(files_by_seed(folder / variant, ROWS).items()):
-            rows, done = read_rows(path), path.with_name(DONE)
+            rows = read_rows(path)
+            done = path.with_name(DONE)
             if done.exists():
                 updates = json.loads(done.read_text())["updates"]
                 last = rows[-1] if rows else {"update": 0}
@@ -122,7 +123,8 @@ def finished_elsewhere(plan: Plan) -> list[Run]:
 
     Raises ConfigError unless `variants.json` beside it has the same settings.
     """
-    path, variants = plan.folder / RAW, plan.folder / VARIANTS
+    path = plan.folder / RAW
+    variants = plan.folder / VARIANTS
     found = []
     for run in read_csv(path) if path.exists() else []:
         is_here = plan.run_folder(run.variant, run.seed).exists()
@@ -141,7 +143,8 @@ def finished_elsewhere(plan: Plan) -> list[Run]:
 
 def curve(rows: Sequence[Row], key: str, over: str = "turns") -> tuple[list[float], list[float]]:
     """(turns or CPU seconds so far; values) of one run, with losses smoothed over five updates."""
-    xs, values = [], []
+    xs = []
+    values = []
     for x, row in zip(_positions(rows, over), rows, strict=True):
         if key in row:
             xs.append(x)

@@ -71,7 +71,8 @@ SHOWN = (
 def run_one(plan: Plan, variant: str, seed: int) -> None:
     """Run one variant with one seed; writes `rows.jsonl`, and `done.json` at the end. Raises
     ConfigError."""
-    folder, settings = plan.run_folder(variant, seed), plan.settings(variant, seed)
+    folder = plan.run_folder(variant, seed)
+    settings = plan.settings(variant, seed)
     (plan.out / POLICIES).mkdir(parents=True, exist_ok=True)
     with claimed(folder, settings):
         if not plan.is_done(variant, seed):
@@ -85,7 +86,8 @@ def _train(plan: Plan, variant: str, seed: int, settings: Mapping[str, Any]) -> 
     from embedded.warmstart.imitation import read_imitation
 
     folder = plan.run_folder(variant, seed)
-    path, checkpoints = folder / "run.yaml", folder / CHECKPOINTS
+    path = folder / "run.yaml"
+    checkpoints = folder / CHECKPOINTS
     pretraining, ppo = split_run(settings["keys"], settings["flags"], folder / "critic")
     write_text(path, yaml.safe_dump(dict(ppo.keys), sort_keys=False))
     saved = saved_updates(folder)
@@ -115,7 +117,9 @@ class _Tracker(MetricsLog):
         self, rows: Path, turns: float, name: str, measure: str, source: Path | None
     ) -> None:
         super().__init__(rows, turns)
-        self._name, self._measure, self._source = name, measure, source
+        self._name = name
+        self._measure = measure
+        self._source = source
         before = rows.with_name("policy_before")
         if source is not None and not before.is_dir():
             shutil.copytree(source, before)
@@ -137,7 +141,8 @@ def _policy(config: Path, seed: int, policies: Path, settings: Mapping[str, Any]
     from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy
     from rollout.bridge.settings import load_settings
 
-    keys, warm = settings["keys"], settings["warm"]
+    keys = settings["keys"]
+    warm = settings["warm"]
     env = {**keys.get("env", {}), **warm.get("env", {})}
     for name in REWARDS:
         env.pop(name, None)
@@ -171,7 +176,8 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
 
     for run in finished_elsewhere(plan):
         _restore(plan, run.variant, run.seed, run.rows)
-    left, failures = study.left_to_do(plan), []
+    left = study.left_to_do(plan)
+    failures = []
     plan.folder.mkdir(parents=True, exist_ok=True)
     settings = {variant: plan.settings(variant, 0) for variant in plan.study.variants}
     write_text(plan.folder / VARIANTS, json.dumps(settings, indent=1))
@@ -193,7 +199,8 @@ def run_study(plan: Plan, jobs: int | None = None) -> str:
 
 def _restore(plan: Plan, variant: str, seed: int, rows: Sequence[Row]) -> None:
     """Write the folder of a run that was finished elsewhere."""
-    folder, last = plan.run_folder(variant, seed), rows[-1]
+    folder = plan.run_folder(variant, seed)
+    last = rows[-1]
     folder.mkdir(parents=True)
     claim(folder, plan.settings(variant, seed))
     write_text(folder / ROWS, "".join(json.dumps(row) + "\n" for row in rows))
@@ -218,7 +225,8 @@ def run_processes(
     interrupted, too. After each job, it is printed when the last one will end.
     """
     context = multiprocessing.get_context("spawn")
-    waiting, failures = deque(jobs.items()), []
+    waiting = deque(jobs.items())
+    failures = []
     running: dict[str, BaseProcess] = {}
     began = time.monotonic()
     try:

@@ -151,7 +151,8 @@ def check_study(study: Study) -> list[str]:
     from embedded.warmstart.imitation import WarmStart
     from rollout.tasks import try_each_task
 
-    warnings, built = [], []
+    warnings = []
+    built = []
     for name in study.variants:
         try:
             given = run_settings(study, name, study.seeds[0])

@@ -96,9 +96,12 @@ def micro_batches(data: RolloutData, samples: Sequence[int], max_tokens: int) ->
 
 def _micro_batch(data: RolloutData, samples: list[int]) -> MicroBatch:
     tokens = [data["tokens"][i] for i in samples]
-    rows, columns, targets = [], [], []
+    rows = []
+    columns = []
+    targets = []
     for row, (i, ids) in enumerate(zip(samples, tokens, strict=True)):
-        start, end = len(ids) - data["response_lengths"][i], len(ids)
+        start = len(ids) - data["response_lengths"][i]
+        end = len(ids)
         rows.append(torch.full((end - start,), row))
         columns.append(torch.arange(start - 1, end - 1))
         targets.append(ids[start:])

@@ -52,7 +52,8 @@ def save_trainer(
         temporary.mkdir(parents=True)
         for name, model in models.items():
             save_file(_tensors(model.state_dict()), temporary / f"{name}.safetensors")
-        groups, samples = {}, {}
+        groups = {}
+        samples = {}
         for name, optimizer in optimizers.items():
             state = optimizer.state_dict()
             groups[name] = state["param_groups"]

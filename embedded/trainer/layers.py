@@ -108,17 +108,21 @@ class CausalAttention(torch.nn.Module):
         self, *_: Any, rotary_base: float, softmax_scale: float | None = None, **__: Any
     ) -> None:
         super().__init__()
-        self.rotary_base, self.scale = rotary_base, softmax_scale
+        self.rotary_base = rotary_base
+        self.scale = softmax_scale
         self.first = 0
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
         """Attend over [sequence, batch, heads, head_dim]; returns [sequence, batch, heads x
         head_dim]."""
         length, batch, heads, width = query.shape
-        places, first, scale = self.places, self.first, self.scale or width**-0.5
+        places = self.places
+        first = self.first
+        scale = self.scale or width**-0.5
         columns = places.tokens.shape[1]
         cosines, sines = rotary_table(columns, width, self.rotary_base, query.device)
-        cos, sin = cosines[places.column, None], sines[places.column, None]
+        cos = cosines[places.column, None]
+        sin = sines[places.column, None]
         q = _Padded.apply(query, places, cos, sin)
         k = _Padded.apply(key, places, cos, sin)
         v = _Padded.apply(value, places, None, None)
@@ -174,7 +178,10 @@ class _Padded(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, places: Places, cos: Tensor | None, sin: Tensor | None
     ) -> Tensor:
-        ctx.shape, ctx.places, ctx.cos, ctx.sin = x.shape, places, cos, sin
+        ctx.shape = x.shape
+        ctx.places = places
+        ctx.cos = cos
+        ctx.sin = sin
         heads, width = x.shape[-2:]
         tokens = x.view(-1, heads, width)
         if cos is not None and sin is not None:
@@ -217,13 +224,15 @@ class _ShortAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, scale: float) -> Tensor:
-        keys, values = k.flatten(0, 1), v.flatten(0, 1)
+        keys = k.flatten(0, 1)
+        values = v.flatten(0, 1)
         queries = q.reshape(len(keys), -1, k.shape[-1])
         scores = torch.bmm(queries, keys.transpose(1, 2)).mul_(scale)
         scores.view(-1, *hidden.shape).add_(hidden)
         probs = torch.softmax(scores, -1)
         ctx.save_for_backward(queries, keys, values, probs)
-        ctx.scale, ctx.shapes = scale, (q.shape, k.shape)
+        ctx.scale = scale
+        ctx.shapes = (q.shape, k.shape)
         return torch.bmm(probs, values).view(q.shape)
 
     @staticmethod

@@ -31,7 +31,8 @@ def policy_loss(
     negative advantages (dual clip, Ye et al. 2020; None: no bound).
     """
     ratio = (log_probs - old_log_probs).exp()
-    plain, clipped = -ratio * advantages, -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
+    plain = -ratio * advantages
+    clipped = -ratio.clamp(1 - eps_clip, 1 + eps_clip_high) * advantages
     loss = torch.maximum(plain, clipped)
     if eps_clip_c is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -eps_clip_c * advantages), loss)

@@ -226,7 +226,8 @@ class Adam(torch.optim.AdamW):
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "wd_mult": 0.0}]
         betas = flags.adam_beta1, flags.adam_beta2
         super().__init__(groups, lr=lr, betas=betas, eps=flags.adam_eps, fused=True)
-        self._parameters, self._clip_grad = [*matrices, *others], flags.clip_grad
+        self._parameters = [*matrices, *others]
+        self._clip_grad = flags.clip_grad
         own: Any = self  # Megatron's scheduler takes any optimizer that has parameter groups
         self.schedule = OptimizerParamScheduler(
             own,
@@ -260,7 +261,8 @@ def hf_to_megatron(
     if head and "lm_head.weight" in state:
         out["output_layer.weight"] = state["lm_head.weight"]
     for i in range(config.num_hidden_layers):
-        source, target = f"model.layers.{i}.", f"decoder.layers.{i}."
+        source = f"model.layers.{i}."
+        target = f"decoder.layers.{i}."
         for new, old in _NAMES.items():
             if source + old in state:
                 out[target + new] = state[source + old]
@@ -287,7 +289,8 @@ def megatron_to_hf(state: Mapping[str, Tensor], config: Any) -> dict[str, Tensor
     if head is not None and head.shape == embedding.shape:
         out["lm_head.weight"] = head
     for i in range(config.num_hidden_layers):
-        source, target = f"decoder.layers.{i}.", f"model.layers.{i}."
+        source = f"decoder.layers.{i}."
+        target = f"model.layers.{i}."
         for new, old in _NAMES.items():
             if source + new in state:
                 out[target + old] = state[source + new]

@@ -61,7 +61,8 @@ class PpoTrainer:
         from transformers.models.auto.configuration_auto import AutoConfig
 
         flags = embedded_flags(args)
-        self.args, self.flags = args, flags
+        self.args = args
+        self.flags = flags
         start = next(
             (path for path in (flags.load, flags.critic_load) if path and is_checkpoint(path)), None
         )
@@ -205,7 +206,8 @@ class PpoTrainer:
         pretraining = self._settings.value_pretraining
         if rollout_id + 1 < pretraining.batches:
             return {"train/actor_trains": 0.0}
-        progress, models = Progress(), [self.critic]
+        progress = Progress()
+        models = [self.critic]
         metrics: dict[str, float] = {}
         while True:
             critic_data = {**data, "values": self._values(data, batches)}
@@ -220,7 +222,8 @@ class PpoTrainer:
                     self.critic, self.critic_optimizer, critic_data, self._value_loss, last=False
                 )
         progress.finish(pretraining, models)
-        explained, best = progress.explained, progress.best
+        explained = progress.explained
+        best = progress.best
         self._critic_record = pretrained_record(
             self._settings, explained, best, data, current_layout()
         )
@@ -251,7 +254,8 @@ class PpoTrainer:
         old = batch.gather(data["log_probs"])
         advantages = batch.gather(data["advantages"])
         ppo_kl = old - log_probs
-        low, high = flags.eps_clip, flags.eps_clip_high
+        low = flags.eps_clip
+        high = flags.eps_clip_high
         if high is None:
             high = low
         off_policy: dict[str, Tensor] = {}
@@ -261,7 +265,8 @@ class PpoTrainer:
             off_policy = dis_metrics(ppo_kl, advantages, low, high, reduce, stale)
         else:
             loss, clipped = policy_loss(log_probs, old, advantages, low, high, flags.eps_clip_c)
-        policy, bonus = reduce(loss), reduce(entropy)
+        policy = reduce(loss)
+        bonus = reduce(entropy)
         total = policy - flags.entropy_coef * bonus
         metrics = {"pg_loss": policy, "entropy": bonus, "pg_clipfrac": reduce(clipped)}
         metrics |= {"ppo_kl": reduce(ppo_kl), **off_policy}
@@ -279,7 +284,8 @@ class PpoTrainer:
     def _value_loss(
         self, data: RolloutData, batch: MicroBatch, outputs: Tensor, reduce: Reducer
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        old, returns = batch.gather(data["values"]), batch.gather(data["returns"])
+        old = batch.gather(data["values"])
+        returns = batch.gather(data["returns"])
         metrics: dict[str, Tensor] = {}
         if self._bins is None:
             clip = math.inf if self._settings.value_pretraining.batches else self.flags.value_clip
@@ -306,7 +312,8 @@ class PpoTrainer:
         Only the batch's last epoch advances the learning-rate schedule. Raises NonFiniteLossError
         before a step whose loss is infinite or NaN.
         """
-        groups, most = self.flags.global_batch_size, self.flags.max_tokens_per_gpu
+        groups = self.flags.global_batch_size
+        most = self.flags.max_tokens_per_gpu
         steps = optimizer_steps(data["rollout_ids"], groups)
         totals: dict[str, float] = defaultdict(float)
         for step in steps:

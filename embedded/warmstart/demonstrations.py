@@ -89,7 +89,8 @@ def demonstrate(
         wanted = "at least one episode and a share of random moves from 0 to 1"
         raise ConfigError(f"demonstrations need {wanted}, got {episodes} and {random_share:g}")
     _check_seeds(config)
-    tasks, rng = read_tasks(config), random.Random(seed)
+    tasks = read_tasks(config)
+    rng = random.Random(seed)
     turns: list[Demonstration] = []
     for k in tqdm(
         range(episodes), desc="demonstrations", unit="episode", leave=False, disable=None
@@ -136,7 +137,8 @@ def _find_thinker(env_path: str, rng: random.Random) -> Reason:
 
 
 def _check_seeds(config: RolloutSettings) -> None:
-    first, last = DEMONSTRATION_SEEDS.start, DEMONSTRATION_SEEDS[-1]
+    first = DEMONSTRATION_SEEDS.start
+    last = DEMONSTRATION_SEEDS[-1]
     held_out = config.eval.seed_start
     is_held_out = held_out <= last and held_out + config.eval.episodes > first
     if config.seed_start >= first or is_held_out:
@@ -193,10 +195,13 @@ def _play(
 ) -> list[Demonstration]:
     memory = memory_of(config)
     conversation = Conversation(memory)
-    env, turns, info = spec.env.build(), [], {"progression": 0.0}
+    env = spec.env.build()
+    turns = []
+    info = {"progression": 0.0}
     reply = make_reply(env, env.reset())
     limit = min(config.max_turns or env.max_steps or 1000, most_turns or math.inf)
-    steps, seed = 0, spec.env.metadata["seed"]
+    steps = 0
+    seed = spec.env.metadata["seed"]
     while not reply.done and steps < limit:
         conversation.show(reply)
         # The context's length is not known here, so a conversation is compacted at random turns.

@@ -133,7 +133,8 @@ def make_policy(
     else:
         tokenizer = AutoTokenizer.from_pretrained(settings.model)
     data = encode(tokenizer, turns, config, megatron.initialize())
-    totals, answers = data["total_lengths"], data["response_lengths"]
+    totals = data["total_lengths"]
+    answers = data["response_lengths"]
     prompts = [total - answer for total, answer in zip(totals, answers, strict=True)]
     for turn, tokens in zip(turns, prompts, strict=True):
         if turn.turn == 0:
@@ -209,7 +210,8 @@ def encode(
         chat_template_kwargs=keys.chat_template_kwargs,
         use_inference_chat_template=keys.use_inference_chat_template,
     )
-    tokens, lengths = [], []
+    tokens = []
+    lengths = []
     for turn in turns:
         response = tokenizer.encode(turn.response, add_special_tokens=False)
         response.append(encoder.end_of_turn_ids[0])
@@ -226,10 +228,12 @@ def encode(
 def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
     """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in
     nats."""
-    order, rng = list(range(len(data["tokens"]))), random.Random(seed)
+    order = list(range(len(data["tokens"])))
+    rng = random.Random(seed)
     per_epoch = math.ceil(len(order) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
-    total, mean = epochs * per_epoch, math.nan
+    total = epochs * per_epoch
+    mean = math.nan
     optimizer = megatron.Adam(model, OPTIMIZER, settings.lr, total)
     with tqdm(total=total, desc="warm start", unit="step", leave=False, disable=None) as progress:
         for _ in range(epochs):

@@ -170,7 +170,8 @@ def common_ends(texts: Sequence[str]) -> tuple[str, str]:
 
 
 def _common_prefix(texts: Sequence[str]) -> str:
-    low, high = min(texts), max(texts)
+    low = min(texts)
+    high = max(texts)
     length = 0
     while length < len(low) and low[length] == high[length]:
         length += 1

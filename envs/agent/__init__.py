@@ -75,7 +75,8 @@ class AgentEnv(BaseInteractionEnv):
 
     def __init__(self, task: str, seed: int, settings: AgentSettings) -> None:
         self.settings = settings
-        self.actions, self.max_steps = settings.actions, settings.max_steps
+        self.actions = settings.actions
+        self.max_steps = settings.max_steps
         self._first = AgentRun(task, seed, settings.prompt, Path(), settings.options)
         self._prepare = (
             load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
@@ -92,11 +93,14 @@ class AgentEnv(BaseInteractionEnv):
 
     def reset(self) -> Observation:
         self.close()
-        self._steps, self._work_s, self._unread = 0, 0.0, 0
+        self._steps = 0
+        self._work_s = 0.0
+        self._unread = 0
         self._continued = Continued()
         episode = self._episode = _Running(model_server(), self.settings)
         with base.closed_on_error(self):
-            self.run, workdir = replace(self._first, folder=episode.folder), self.settings.workdir
+            self.run = replace(self._first, folder=episode.folder)
+            workdir = self.settings.workdir
             if workdir is not None:
                 shutil.copytree(
                     Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True
@@ -112,7 +116,8 @@ class AgentEnv(BaseInteractionEnv):
             episode.start(self._words, self.run, self.settings)
             waiting = self._await(episode, None)
             if waiting is None:
-                end, refusal = episode.session.end, episode.session.refusal
+                end = episode.session.end
+                refusal = episode.session.refusal
                 what = (
                     end.words
                     if end
@@ -125,7 +130,8 @@ class AgentEnv(BaseInteractionEnv):
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is
         none."""
-        began, session = time.monotonic(), episode.session
+        began = time.monotonic()
+        session = episode.session
         left = self.settings.time_limit_s - self._work_s
         try:
             return episode.server.call(session.exchange(answer, left))
@@ -167,7 +173,8 @@ class AgentEnv(BaseInteractionEnv):
         done = following is None or self._steps >= self.max_steps
         info = self._info(response_text, answer, waiting)
         if done:
-            info["terminated"], info["truncated"] = end is not None, end is None
+            info["terminated"] = end is not None
+            info["truncated"] = end is None
             self._finish(episode, info, end)
         return self._show(following), done, info
 
@@ -230,7 +237,8 @@ class AgentEnv(BaseInteractionEnv):
         }
 
     def _show(self, waiting: Waiting | None) -> Observation:
-        self._messages, self.continues = [], None
+        self._messages = []
+        self.continues = None
         if waiting is None:
             return base.make_observation("")
         self._messages, self.continues = self._continued.show(waiting.request.messages, with_images)
@@ -242,7 +250,8 @@ class AgentEnv(BaseInteractionEnv):
         return self._messages
 
     def close(self) -> None:
-        episode, self._episode = self._episode, None
+        episode = self._episode
+        self._episode = None
         if episode is not None:
             episode.close()
 
@@ -251,7 +260,8 @@ class _Running:
     """What an episode must release: its session, its program and its folder."""
 
     def __init__(self, server: ModelServer, settings: AgentSettings) -> None:
-        self.server, self.session = server, Session(settings.models, settings.request_mb << 20)
+        self.server = server
+        self.session = Session(settings.models, settings.request_mb << 20)
         self.key = server.open(self.session)
         self._outer = server.folder.make()
         self._program: Program | None = None
@@ -287,7 +297,8 @@ class _Running:
 
     def stop(self) -> None:
         """End the program and refuse its requests; a second call does nothing."""
-        program, self._program = self._program, None
+        program = self._program
+        self._program = None
         try:
             if program is not None:
                 program.stop()

@@ -31,7 +31,8 @@ def read(body: Mapping[str, Any]) -> Request:
 def _messages(message: Mapping[str, Any]) -> list[Message]:
     """Return one message as several: each tool result becomes a separate message, before the
     rest."""
-    role, content = parts.role(message, "user", "assistant", "system"), message.get("content")
+    role = parts.role(message, "user", "assistant", "system")
+    content = message.get("content")
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     blocks = parts.objects(content, "content")
@@ -50,7 +51,9 @@ def _messages(message: Mapping[str, Any]) -> list[Message]:
 
 
 def _assistant(blocks: list[Mapping[str, Any]]) -> Message:
-    texts, thoughts, calls = [], [], []
+    texts = []
+    thoughts = []
+    calls = []
     for block in blocks:
         match block.get("type"):
             case "text":

@@ -81,12 +81,14 @@ def _is_same(sent: Message, response: Message) -> bool:
         return False
     if sent.get("reasoning_content", "") != response.get("reasoning_content", ""):
         return False
-    theirs, ours = sent.get("tool_calls", ()), response.get("tool_calls", ())
+    theirs = sent.get("tool_calls", ())
+    ours = response.get("tool_calls", ())
     return len(theirs) == len(ours) and all(map(_is_same_call, theirs, ours))
 
 
 def _is_same_call(sent: Mapping[str, Any], call: Mapping[str, Any]) -> bool:
-    given, written = sent["function"], call["function"]
+    given = sent["function"]
+    written = call["function"]
     arguments = given["arguments"]
     if given["name"] != written["name"] or not isinstance(arguments, Mapping):
         return False

@@ -61,7 +61,8 @@ def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
         function["arguments"] = json.dumps(function["arguments"], ensure_ascii=False)
         message["content"] = response.text or None
     reason = "tool_calls" if response.calls else "stop"
-    sent, said = request.tokens, response.tokens
+    sent = request.tokens
+    said = response.tokens
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",

@@ -39,7 +39,9 @@ class Program:
     def __init__(
         self, run: Callable[[], End], interrupt: Callable[[], object], on_end: Callable[[End], None]
     ) -> None:
-        self._run, self._interrupt, self._on_end = run, interrupt, on_end
+        self._run = run
+        self._interrupt = interrupt
+        self._on_end = on_end
         self._thread = threading.Thread(target=self._watch, name="agent", daemon=True)
         self._thread.start()
 
@@ -73,7 +75,8 @@ def start_plain(
         env=dict(variables),
         start_new_session=True,
     )
-    stdin, stdout = process.stdin, process.stdout
+    stdin = process.stdin
+    stdout = process.stdout
     assert stdin is not None and stdout is not None
 
     def run() -> End:

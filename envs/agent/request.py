@@ -217,7 +217,8 @@ def read_request(
         raise RequestError(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise RequestError("the request is not a JSON object")
-    request, size = read(body), len(raw)
+    request = read(body)
+    size = len(raw)
     digest = hashlib.blake2b(path.encode() + b"\0", digest_size=16)
     digest.update(raw)
     raw.clear()

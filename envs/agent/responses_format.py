@@ -94,7 +94,8 @@ def _tools(
 ) -> Iterator[tuple[Mapping[str, Any], dict[str, str]]]:
     """Yield the schemas of a tool or of a namespace of tools, each with what its calls say beside
     their arguments."""
-    kind, name = tool.get("type"), parts.text(tool.get("name") or "", "a tool's name")
+    kind = tool.get("type")
+    name = parts.text(tool.get("name") or "", "a tool's name")
     if kind == "namespace" and not space:
         for inner in parts.objects(tool.get("tools"), "the tools of a namespace"):
             yield from _tools(inner, name)
@@ -111,13 +112,15 @@ def _tools(
 
 def _full_name(call: Mapping[str, Any]) -> str:
     """Return the name by which the model knows the tool of a call."""
-    name, space = parts.text(call.get("name"), "a tool's name"), call.get("namespace")
+    name = parts.text(call.get("name"), "a tool's name")
+    space = call.get("namespace")
     return f"{parts.text(space, 'namespace')}.{name}" if space else name
 
 
 def reply(response: Response, request: Request, number: int) -> dict[str, Any]:
     """Return the body of a whole response; `number` counts the episode's responses."""
-    sent, said = request.tokens, response.tokens
+    sent = request.tokens
+    said = response.tokens
     usage = {
         "input_tokens": sent,
         "input_tokens_details": {"cached_tokens": 0},
@@ -209,7 +212,8 @@ def _items(response: Response, request: Request, number: int) -> list[dict[str, 
             }
         )
     for index, call in enumerate(message.get("tool_calls", ())):
-        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        name = call["function"]["name"]
+        arguments = call["function"]["arguments"]
         item = {"id": f"fc_{number}_{index}", "call_id": call["id"], **done}
         item |= request.items.get(name, {"type": "function_call", "name": name})
         said: Any = json.dumps(arguments, ensure_ascii=False)

@@ -186,7 +186,8 @@ class ModelServer:
         self._listener = Listener(self._handle)
         runner = web.ServerRunner(self._listener)
         await runner.setup()
-        tcp, unix = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)
+        tcp = socket.create_server(("127.0.0.1", 0))
+        unix = socket.socket(socket.AF_UNIX)
         unix.bind(str(self.socket))
         for listening in (tcp, unix):
             # asyncio accepts as many at a time as it lets the kernel keep, so the kernel is told
@@ -244,10 +245,8 @@ class ModelServer:
 
 async def _read(api: Api, http: web.BaseRequest, session: Session) -> Request:
     body = await read_body(http, session)
-    thread, compacts = (
-        http.headers.get(THREAD_HEADER, ""),
-        http.headers.get(COMPACTION_HEADER, "") in ("1", "true"),
-    )
+    thread = http.headers.get(THREAD_HEADER, "")
+    compacts = http.headers.get(COMPACTION_HEADER, "") in ("1", "true")
     read = functools.partial(
         read_request, api.read, http.path, body, thread, compacts, session.max_bytes
     )

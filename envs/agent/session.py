@@ -83,7 +83,8 @@ class Session:
     """One program. `current` is the request that the model answers next."""
 
     def __init__(self, models: Sequence[str], max_bytes: int = MAX_BYTES) -> None:
-        self.models, self.max_bytes = models, max_bytes
+        self.models = models
+        self.max_bytes = max_bytes
         self.connections = 0
         """How many are open."""
         self.unread = 0
@@ -195,7 +196,8 @@ class Session:
         """
         if answer is not None:
             assert self.current is not None
-            self._answered, self.current = self.current, None
+            self._answered = self.current
+            self.current = None
             self._answered.answer = answer
             # A retry needs neither messages nor tools.
             self._answered.request = replace(self._answered.request, messages=(), tools=())

@@ -88,7 +88,9 @@ class ALFWorld(PlannedGame, CommandGame):
 
     def __init__(self, task: str, seed: int, settings: ALFWorldSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed, self._families = task, seed, find_families(task)
+        self.task = task
+        self.seed = seed
+        self._families = find_families(task)
         # Importing alfworld sets this variable.
         data_path = settings.data_path or os.environ.get("ALFWORLD_DATA")
         note = " (compiles a planner, which takes cmake, a C++ compiler and some minutes)"
@@ -126,7 +128,9 @@ class ALFWorld(PlannedGame, CommandGame):
         return self._frame()
 
     def _frame(self) -> Frame:
-        text, won, commands = self._now.text, self._now.won, self._now.commands
+        text = self._now.text
+        won = self._now.won
+        commands = self._now.commands
         shown = commands if self.settings.admissible_commands and not won else ()
         return Frame(
             long_term=text.strip(),
@@ -144,7 +148,8 @@ class ALFWorld(PlannedGame, CommandGame):
     def close(self) -> None:
         if self._player is not None:
             self._player.close()
-        self._player, self._running = None, False
+        self._player = None
+        self._running = False
 
 
 class VerlAgentALFWorld(ALFWorld):

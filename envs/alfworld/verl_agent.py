@@ -14,7 +14,8 @@ from pathlib import Path
 from envs.errors import ConfigError
 
 PROMPTS = "agent_system/environments/prompts/alfworld.py"
-FIRST, LATER = "ALFWORLD_TEMPLATE_NO_HIS", "ALFWORLD_TEMPLATE"
+FIRST = "ALFWORLD_TEMPLATE_NO_HIS"
+LATER = "ALFWORLD_TEMPLATE"
 _NOW = frozenset({"current_observation", "admissible_actions"})
 _PAST = frozenset(
     {"task_description", "step_count", "history_length", "action_history", "current_step"}
@@ -52,7 +53,8 @@ def load_templates(checkout: Path) -> dict[str, str]:
         fields = (field for _, field, _, _ in string.Formatter().parse(found[name]))
         has = frozenset(field for field in fields if field is not None)
         if has != wanted:
-            needed, present = ", ".join(sorted(wanted)), ", ".join(sorted(has)) or "none"
+            needed = ", ".join(sorted(wanted))
+            present = ", ".join(sorted(has)) or "none"
             raise ConfigError(
                 f"env.verl_agent: {name} in {path} must have the placeholders {needed}, but has "
                 f"{present}; use a checkout whose template has them"
@@ -99,7 +101,8 @@ def read_answer(response: str) -> tuple[str, bool, tuple[int, int] | None]:
     end of the response.
     """
     lowered = response.lower()
-    start, end = lowered.find("<action>") + len("<action>"), lowered.find("</action>")
+    start = lowered.find("<action>") + len("<action>")
+    end = lowered.find("</action>")
     if end < 0 or start < len("<action>"):
         return lowered[-_TAIL:], False, None
     inner = lowered[start:end]

@@ -68,7 +68,8 @@ class BabaIsAI(PlannedGame):
 
     def __init__(self, task: str, seed: int, settings: BabaIsAISettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         self._task = find_task(task)
         self._text = ""
         self._plans: dict[tuple[Cell, ...], Plan] = {}
@@ -208,7 +209,8 @@ def _purpose(world: World, plan: Plan) -> str:
         world.step(move)
         now = set(world.rules.listed)
         if now != rules:
-            made, broken = now - rules, rules - now
+            made = now - rules
+            broken = rules - now
             return f"{pushed} to {'make' if made else 'break'} {' is '.join(min(made or broken))}. Next: I"
     return f"{pushed} out of the way. Next: I" if pushed else "Nothing has to be pushed, so I"
 
@@ -262,7 +264,8 @@ def _without(world: World, place: int) -> World:
 def _walk(world: World, start: int) -> tuple[dict[int, Plan], Plan | None]:
     """Return shortest paths to all cells reachable without a push, and the path to a win if there
     is one."""
-    rules, cells = world.rules, world.cells
+    rules = world.rules
+    cells = world.cells
     paths: dict[int, Plan] = {start: []}
     queue = [start]
     for place in queue:
@@ -314,7 +317,8 @@ def _distance(world: World) -> int:
         if top.kind != "property" or top.name != "win":
             continue
         for stride in (1, world.width):  # where a noun would complete `noun is win`
-            link, slot = tops.get(index - stride), index - 2 * stride
+            link = tops.get(index - stride)
+            slot = index - 2 * stride
             if link is not None and link.kind == "is" and world.cells[slot] != (BORDER,):
                 gaps += [world.gap(slot, noun) for noun in nouns]
     return min(gaps, default=_FAR) + locked

@@ -96,8 +96,10 @@ class Area(NamedTuple):
 
 
 # Two rooms of 13 x 9 with the dividing wall at x = 6.
-_LEFT_PUSHABLE, _RIGHT_PUSHABLE = Area(2, 3, 4, 3), Area(7, 3, 4, 3)
-_LEFT_NARROW, _RIGHT_NARROW = Area(2, 3, 3, 3), Area(8, 3, 3, 3)
+_LEFT_PUSHABLE = Area(2, 3, 4, 3)
+_RIGHT_PUSHABLE = Area(7, 3, 4, 3)
+_LEFT_NARROW = Area(2, 3, 3, 3)
+_RIGHT_NARROW = Area(8, 3, 3, 3)
 _SIDES = {
     "left_anywhere": Area(1, 1, 4, 7),
     "right_anywhere": Area(7, 2, 4, 7),
@@ -127,7 +129,8 @@ class _Builder:
         right = min(area.left + area.width, self.world.width)
         bottom = min(area.top + area.height, self.world.height)
         while True:  # every area has an empty cell
-            x, y = self.rng.randint(area.left, right), self.rng.randint(area.top, bottom)
+            x = self.rng.randint(area.left, right)
+            y = self.rng.randint(area.top, bottom)
             if self.world.top(x, y) is None:
                 return x, y
 

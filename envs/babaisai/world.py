@@ -102,7 +102,8 @@ def read_rules(cells: Sequence[Cell], width: int) -> Rules:
         if not cell or cell[-1].kind != "is":
             continue
         for stride in (1, width):
-            before, after = cells[index - stride], cells[index + stride]
+            before = cells[index - stride]
+            after = cells[index + stride]
             if not before or not after or before[-1].kind != "noun":
                 continue
             if after[-1].kind == "property":
@@ -134,7 +135,8 @@ class World:
     def __init__(self, width: int, height: int) -> None:
         self.width = width
         self.height = height
-        inner_rows, inner_columns = range(1, height - 1), range(1, width - 1)
+        inner_rows = range(1, height - 1)
+        inner_columns = range(1, width - 1)
         self.interior = [(y * width + x, x, y) for y in inner_rows for x in inner_columns]
         self.cells: list[Cell] = [(BORDER,)] * (width * height)
         for index, _, _ in self.interior:
@@ -164,7 +166,8 @@ class World:
 
     def gap(self, one: int, other: int) -> int:
         """Return the steps between two cells."""
-        (y, x), (other_y, other_x) = divmod(one, self.width), divmod(other, self.width)
+        (y, x) = divmod(one, self.width)
+        (other_y, other_x) = divmod(other, self.width)
         return abs(x - other_x) + abs(y - other_y)
 
     def put(self, piece: Piece, x: int, y: int) -> None:
@@ -196,7 +199,8 @@ class World:
         dx, dy = DIRECTIONS[direction]
         stride = dy * self.width + dx
         outcome = Outcome(False, False)
-        you, moved = self.rules.you, self._moved
+        you = self.rules.you
+        moved = self._moved
         for index, _, _ in self.interior:
             cell = self.cells[index]
             if cell and cell[-1].name in you:
@@ -222,7 +226,8 @@ class World:
         return outcome
 
     def _move(self, index: int, stride: int) -> Outcome:
-        cells, rules = self.cells, self.rules
+        cells = self.cells
+        rules = self.rules
         ahead = index + stride
         if cells[ahead] and rules.moves_when_pushed(cells[ahead][-1]):
             self._move(ahead, stride)

@@ -60,7 +60,8 @@ class BabyAI(TextGame):
 
     def __init__(self, task: str, seed: int, settings: BabyAISettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         self.game = _import_world("levels").make_level(task, settings.num_dists)
         self._describe_view = _import_world("levels").describe_view
         self._progression = 0.0
@@ -70,8 +71,10 @@ class BabyAI(TextGame):
         self.game.reset(seed=self.seed)
         if self.settings.max_steps is not None:
             self.game.max_steps = self.settings.max_steps
-        self.mission, self.max_steps = self.game.mission, self.game.max_steps
-        self._progression, self._expert = 0.0, None
+        self.mission = self.game.mission
+        self.max_steps = self.game.max_steps
+        self._progression = 0.0
+        self._expert = None
         return self._frame()
 
     def play(self, action: str) -> Frame:
@@ -142,10 +145,12 @@ class Errands(BabyAI):
     def __init__(self, seed: int, settings: BabyAISettings) -> None:
         super().__init__("goto", seed, settings)
         self.max_steps = settings.max_steps or _ERRAND_TURNS
-        self._errands, self._owed = 0, 0.0
+        self._errands = 0
+        self._owed = 0.0
 
     def start(self) -> Frame:
-        self._errands, self._owed = 0, 0.0
+        self._errands = 0
+        self._owed = 0.0
         self._next_room(self.seed)
         return self._frame()
 
@@ -162,7 +167,8 @@ class Errands(BabyAI):
         """Draw the next room and its mission; without a seed, from the episode's own generator."""
         self.game.reset(seed=seed)
         self.game.max_steps = self.max_steps + 1  # the level's own limit never ends an errand
-        self.mission, self._expert = self.game.mission, None
+        self.mission = self.game.mission
+        self._expert = None
         self._progression = min(1.0, self._errands * _PAR / self.max_steps)
 
     def _frame(

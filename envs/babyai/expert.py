@@ -39,7 +39,8 @@ class Expert:
         now and then."""
         if self._advice is not None:
             return self._advice
-        game, ahead = self._game, self._game.grid.get(*self._game.front_pos)
+        game = self._game
+        ahead = self._game.grid.get(*self._game.front_pos)
         free = ahead is None or ahead.can_overlap()
         return int(game.actions.forward if free and game.step_count % 5 else game.actions.right)
 
@@ -65,7 +66,8 @@ class Expert:
         if self._advice is None:
             # Some worlds cannot be won (a key behind its own door), and every attempt to plan is
             # expensive.
-            self._planner, self._failures = None, self._failures + 1
+            self._planner = None
+            self._failures = self._failures + 1
             self._pause = 2**self._failures
 
     def _continue(self, planner: _Planner, action: Any) -> int | None:

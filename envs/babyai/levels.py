@@ -36,7 +36,8 @@ def describe_view(game: Any) -> str:
 def _describe_cells(grid: Any, size: int) -> Iterator[str]:
     """Yield the nearest visible walls in front, left and right, then the visible objects in scan
     order."""
-    middle, last = size // 2, size - 1
+    middle = size // 2
+    last = size - 1
     sights = {
         "forward": [(middle, last - n) for n in range(1, size)],
         "left": [(middle - n, last) for n in range(1, middle + 1)],
@@ -156,14 +157,16 @@ class MixedLocalLevel(LevelGen):
         # PyPI's `add_locked_room` draws the color itself, after the door, which would shift all
         # later draws.
         while True:
-            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+            column = self._rand_int(0, self.num_cols)
+            row = self._rand_int(0, self.num_rows)
             side = self._rand_int(0, 4)
             self.locked_room = self.get_room(column, row)
             if self.locked_room.neighbors[side] is not None:
                 break
         self.add_door(column, row, side, color=door_color, locked=True)
         while self.get_room(column, row) is self.locked_room:
-            column, row = self._rand_int(0, self.num_cols), self._rand_int(0, self.num_rows)
+            column = self._rand_int(0, self.num_cols)
+            row = self._rand_int(0, self.num_rows)
         self.add_object(column, row, "key", door_color)
         self.connect_all()
         for column in range(self.num_cols):
@@ -196,7 +199,8 @@ class MixedLocalLevel(LevelGen):
         other = verifier.ObjDesc(second.type, second.color)
         if goal == "putnext":
             return verifier.PutNextInstr(target, other), reachable
-        pick_up, go_to = verifier.PickupInstr(target), verifier.GoToInstr(other)
+        pick_up = verifier.PickupInstr(target)
+        go_to = verifier.GoToInstr(other)
         before = self._rand_elem(("Before", "After")) == "Before"
         return (
             verifier.BeforeInstr(pick_up, go_to) if before else verifier.AfterInstr(go_to, pick_up)

@@ -51,7 +51,8 @@ class Balrog(TextGame):
 
     def __init__(self, task: str, seed: int, settings: BalrogSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         try:
             self._make_env = importlib.import_module("balrog.environments").make_env
         except ModuleNotFoundError as error:
@@ -89,7 +90,8 @@ class Balrog(TextGame):
         space = _find(self._env, "language_action_space")
         self.actions = tuple(space) if hasattr(space, "__iter__") else ()
         self.default_action = str(_find(self._env, "default_action"))
-        self.max_steps, self._paid = self.settings.max_steps or int(self._env.max_steps), 0.0
+        self.max_steps = self.settings.max_steps or int(self._env.max_steps)
+        self._paid = 0.0
         self.mission = str(observation.get("mission") or "")
         return self._frame(observation)
 
@@ -173,7 +175,8 @@ class Balrog(TextGame):
 
     def _close_env(self) -> None:
         if self._env is not None:
-            env, self._env = self._env, None
+            env = self._env
+            self._env = None
             env.close()
 
 

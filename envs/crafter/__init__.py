@@ -53,7 +53,8 @@ class Crafter(TextGame):
         if task != DEFAULT_TASK:
             raise ConfigError(f"Crafter has one task, {DEFAULT_TASK!r}; got {task!r}")
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         self.world: World
 
     def start(self) -> Frame:

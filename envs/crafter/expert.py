@@ -31,7 +31,10 @@ FOES = (ZOMBIE, SKELETON)
 _GRASS, _WATER, _TABLE, _FURNACE = (
     MATERIAL_ID[name] for name in ("grass", "water", "table", "furnace")
 )
-_DIG, _BRIDGE, _BEING, _FENCE = 2, 4, 4, 20
+_DIG = 2
+_BRIDGE = 4
+_BEING = 4
+_FENCE = 20
 
 
 def front(world: World) -> int:
@@ -60,7 +63,8 @@ def find_way(
         entry_of[_WATER] = _BRIDGE
     entry_of |= dict.fromkeys(WALKABLE, 1)
     fences = {cell_of(plant) + step for plant in _plants(world) for step in STEPS.values()}
-    start, kinds = cell_of(world.player), world.kinds
+    start = cell_of(world.player)
+    kinds = world.kinds
     queue: list[tuple[int, int, str]] = [(0, start, "")]
     done: set[int] = set()
     entries: dict[int, int | None] = {start: 0}
@@ -175,7 +179,9 @@ def _rest(world: World) -> str | None:
     """Sleep when tired, hurt or at night, walled in; in the open only in daylight with no foe
     near."""
     player = world.player
-    energy, health, dark = player.inventory["energy"], player.health, world.daylight < 0.5
+    energy = player.inventory["energy"]
+    health = player.health
+    dark = world.daylight < 0.5
     foes = [
         being
         for being in world.beings
@@ -192,7 +198,8 @@ def _rest(world: World) -> str | None:
 
 def _room(world: World, start: int, closed: int = -1, most: int = 4) -> set[int]:
     """Return up to `most` cells reachable on foot from `start`, with `closed` blocked."""
-    room, border = {start}, [start]
+    room = {start}
+    border = [start]
     while border and len(room) < most:
         fresh = _open_sides(world, border.pop()) - room - {closed}
         room |= fresh
@@ -211,11 +218,13 @@ def _dig_in(world: World) -> str | None:
     player = world.player
     if not player.inventory["wood_pickaxe"] or not player.inventory["stone"]:
         return None
-    here, ahead = cell_of(player), front(world)
+    here = cell_of(player)
+    ahead = front(world)
     if world.is_free(ahead) and len(_room(world, here, closed=ahead)) <= 3:
         return "Place Stone"
     for move, step in STEPS.items():
-        back, way_out = here + step, here + 2 * step
+        back = here + step
+        way_out = here + 2 * step
         leads_out = _open_sides(world, here) == {back} and world.materials[way_out] in WALKABLE
         if leads_out and len(_room(world, back, closed=way_out)) <= 3:
             return move

@@ -42,7 +42,8 @@ def _recipes(verb: str, rules: dict[str, Any]) -> dict[str, Recipe]:
     return recipes
 
 
-PLACE, MAKE = _recipes("Place", constants.place), _recipes("Make", constants.make)
+PLACE = _recipes("Place", constants.place)
+MAKE = _recipes("Make", constants.make)
 MOVES = {"Move West": (-1, 0), "Move East": (1, 0), "Move North": (0, -1), "Move South": (0, 1)}
 ACTION_NAMES = ("Noop", *MOVES, "Do", "Sleep", *PLACE, *MAKE)
 """BALROG's names of the actions, in the order of `constants.actions`."""

@@ -88,8 +88,10 @@ def translate(answer: str, turn: int) -> str | None:
     return words if words in ACTIONS else None
 
 
-_COLUMNS, _ROWS = 9, 7
-_MIDDLE_X, _MIDDLE_Y = _COLUMNS // 2, _ROWS // 2
+_COLUMNS = 9
+_ROWS = 7
+_MIDDLE_X = _COLUMNS // 2
+_MIDDLE_Y = _ROWS // 2
 _OFFSETS = [divmod(index, _ROWS) for index in range(_COLUMNS * _ROWS)]
 _CELLS = [(column - _MIDDLE_X, row - _MIDDLE_Y) for column, row in _OFFSETS]
 _DISTANCES = [abs(dx) + abs(dy) for dx, dy in _CELLS]
@@ -129,7 +131,8 @@ def describe(world: World) -> tuple[str, str]:
     dx, dy = player.facing
     front = view[(_MIDDLE_X + dx) * _ROWS + _MIDDLE_Y + dy]
     parts.append(f"You face {rules.KIND_NAMES[front]} at your front.")
-    status, things = ["Your status:"], ["Your inventory:"]
+    status = ["Your status:"]
+    things = ["Your inventory:"]
     for name, count in player.inventory.items():
         if name in rules.VITALS:
             status.append(f"- {name}: {count}/9")
@@ -143,7 +146,8 @@ def _crop(world: World) -> bytes:
     """Return the visible kinds, column by column; all 0 near the west and north border, as in
     BALROG."""
     x, y = world.player.pos.tolist()
-    x, y = x - _MIDDLE_X, y - _MIDDLE_Y
+    x = x - _MIDDLE_X
+    y = y - _MIDDLE_Y
     if x < 0 or y < 0:
         return bytes(len(_CELLS))
     first = x * STRIDE + y

@@ -91,12 +91,15 @@ class World(Env):
     def render_clear(self) -> np.ndarray:
         """Return the view for people, uint8 (252, 252, 3), without noise; darkness in eighths keeps
         films small."""
-        daylight, noisy_view = self.daylight, self._local_view
-        self._world.daylight, self._local_view = round(8 * daylight) / 8, self._even_view
+        daylight = self.daylight
+        noisy_view = self._local_view
+        self._world.daylight = round(8 * daylight) / 8
+        self._local_view = self._even_view
         try:
             return self.render(_CLEAR_PIXELS)
         finally:
-            self._world.daylight, self._local_view = daylight, noisy_view
+            self._world.daylight = daylight
+            self._local_view = noisy_view
 
     def _look(self, kinds: np.ndarray) -> None:
         self.kinds, self.materials = _flatten(kinds), _flatten(self._world._mat_map)

@@ -68,7 +68,9 @@ class GymnasiumText(TextGame):
 
     def __init__(self, task: str, seed: int, settings: GymnasiumSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed, self.deterministic = task, seed, settings.deterministic
+        self.task = task
+        self.seed = seed
+        self.deterministic = settings.deterministic
         kwargs = dict(settings.kwargs)
         if settings.task_kwarg:
             kwargs[settings.task_kwarg] = task

@@ -50,7 +50,8 @@ class HarborEnv(ShellEnv[HarborSettings]):
         """How the episode was judged; None until its end, or if it ended without being judged."""
 
     def open_files(self) -> tuple[Workbench, str]:
-        self._machine, self.verdict = start(self.task, self.settings), None
+        self._machine = start(self.task, self.settings)
+        self.verdict = None
         sandbox = self._machine.for_agent()
         check_sandbox(sandbox)
         return Workbench(

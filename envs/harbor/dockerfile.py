@@ -80,7 +80,8 @@ class Instruction:
 
 def read_instructions(text: str) -> Iterator[Instruction]:
     """Split a Dockerfile into instructions; raises UnsupportedLine for a heredoc."""
-    number, pending = 0, ""
+    number = 0
+    pending = ""
     for count, raw in enumerate(text.splitlines(), 1):
         line = raw.rstrip()
         if not line or line.lstrip().startswith("#"):
@@ -125,7 +126,9 @@ def read_image(text: str) -> Image:
 
     See `docs/harbor.md`, "Tasks without an image".
     """
-    folder, copied, variables = "/", None, {"PATH": PATH}
+    folder = "/"
+    copied = None
+    variables = {"PATH": PATH}
     for number, step in enumerate(read_instructions(text)):
         match step.name, step.rest.split():
             case "FROM", [_] if number == 0:
@@ -153,9 +156,12 @@ def with_base_images(
     `first` is a line that each stage begins with. Raises UnsupportedLine for what cannot be read,
     and what `base_of` raises.
     """
-    arguments, stages, lines = dict[str, str](), set[str](), list[str]()
+    arguments = dict[str, str]()
+    stages = set[str]()
+    lines = list[str]()
     for step in read_instructions(text):
-        rest, flags = step.rest, dict(step.flags)
+        rest = step.rest
+        flags = dict(step.flags)
         if step.name == "FROM":
             name, *alias = step.words(arguments) or [""]
             if name != "scratch" and name.lower() not in stages:

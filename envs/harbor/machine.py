@@ -129,7 +129,8 @@ class Machine:
     def _sandbox(
         self, places: Iterable[str], variables: Mapping[str, str], seconds: float
     ) -> Sandbox:
-        task, settings = self.task, self.settings
+        task = self.task
+        settings = self.settings
         limits = Limits(
             seconds,
             task.memory_mb,

@@ -15,7 +15,10 @@ from envs.harbor.dockerfile import Image, UnsupportedLine
 from envs.swe.sandbox.usage import walk
 from envs.swe.sandbox.workspace import copy_files, hand_over
 
-TESTS, VERDICT, VERIFIER_HOME, SOLUTION = "/tests", "/logs/verifier", "/verifier", "/solution"
+TESTS = "/tests"
+VERDICT = "/logs/verifier"
+VERIFIER_HOME = "/verifier"
+SOLUTION = "/solution"
 _ALWAYS = ("/tmp", "/logs/agent", "/logs/artifacts", SOLUTION)
 _OURS = frozenset(("dev", "logs", "proc", "sys", "tests", "verifier"))
 _SYSTEM = _OURS | {
@@ -73,7 +76,9 @@ def follow(
     circle, and where the way leads through a place that it may not pass. Raises OSError if the
     kernel rejects a path on the way, for example because it is too long.
     """
-    current, waiting, followed = link.parent, [link.name], 0
+    current = link.parent
+    waiting = [link.name]
+    followed = 0
     while waiting:
         part = waiting.pop()
         if part == "..":
@@ -120,7 +125,8 @@ def drop_what_leads_out(tree: Path, places: Sequence[str], root: Path | None) ->
         return outside(tree, places, str(path)) or (root or Path("/")) / str(path).lstrip("/")
 
     for place in places:
-        folder, unlisted = tree / part_of(place), list[str]()
+        folder = tree / part_of(place)
+        unlisted = list[str]()
         for entry in list(walk(folder, unlisted=unlisted.append)):
             if entry.is_dir(follow_symlinks=False) or entry.is_file(follow_symlinks=False):
                 continue
@@ -196,10 +202,8 @@ def lay_out(
         if folder != "/":
             _inside(tree, places, folder, f"the folder {folder}").mkdir(parents=True, exist_ok=True)
     if image.copied is not None:
-        source, target = (
-            context / image.copied,
-            _inside(tree, places, image.folder, "the working directory"),
-        )
+        source = context / image.copied
+        target = _inside(tree, places, image.folder, "the working directory")
         if not source.exists() or not is_direct(context, image.copied):
             raise UnsupportedLine(f"environment/{image.copied} is missing, or is behind a link")
         copy_files(source, target if source.is_dir() else target / source.name)

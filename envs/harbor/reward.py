@@ -24,7 +24,11 @@ from envs.swe.sandbox.workspace import read_plain
 
 FILES = ("reward.txt", "reward.json")
 _MAX_BYTES = 64 << 10
-_ATTRIB, _CLOSE_WRITE, _CLOSE_NOWRITE, _OPEN, _OVERFLOW = 0x4, 0x8, 0x10, 0x20, 0x4000
+_ATTRIB = 0x4
+_CLOSE_WRITE = 0x8
+_CLOSE_NOWRITE = 0x10
+_OPEN = 0x20
+_OVERFLOW = 0x4000
 _WATCHED = _ATTRIB | _CLOSE_WRITE | _CLOSE_NOWRITE | _OPEN
 _EVENT = struct.Struct("iIII")
 

@@ -175,8 +175,11 @@ def read_task(folder: Path, settings: HarborSettings) -> HarborTask:
 
 
 def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
-    name, whole = folder.name, _whole(folder)
-    agent, environment, verifier = whole.agent, whole.environment, whole.verifier
+    name = folder.name
+    whole = _whole(folder)
+    agent = whole.agent
+    environment = whole.environment
+    verifier = whole.verifier
     root, image = _read_image(folder, environment, settings)
     own = _filled(name, "environment", environment.env, settings.variables)
     image = replace(
@@ -237,7 +240,8 @@ def _whole(folder: Path) -> TaskFile:
 def read_text(folder: Path, path: str) -> str:
     """Read a text file of a task folder; raises ConfigError for a missing or long one, or a link
     out of it."""
-    file, name = folder / path, folder.name
+    file = folder / path
+    name = folder.name
     try:
         if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(folder)):
             raise ConfigError(
@@ -261,7 +265,8 @@ def recipe_of(folder: Path) -> Recipe:
 
 
 def _recipe(folder: Path, environment: Table) -> Recipe:
-    name, inside = folder.name, folder / "environment"
+    name = folder.name
+    inside = folder / "environment"
     if (inside / "docker-compose.yaml").exists():  # Harbor does not read docker-compose.yml
         raise ConfigError(
             f"{name}: environment/docker-compose.yaml starts several containers; {EXCLUDE}"
@@ -284,7 +289,8 @@ def _read_image(
     if settings.images is not None:
         return find_image(recipe, settings)
     if not (folder / "environment" / "Dockerfile").is_file():
-        place, why = "[environment] docker_image", "names an image that must be pulled"
+        place = "[environment] docker_image"
+        why = "names an image that must be pulled"
         raise _refusal(folder.name, place, environment.docker_image, why, BUILD)
     image = read_image(recipe.text)
     if image.copied and (hiding := find_dockerignore(recipe.context)) is not None:

@@ -51,7 +51,9 @@ class Verdict:
 def verify(machine: Machine) -> Verdict:
     """Run the tests. What the agent did ends in a verdict, never in an error; the files are of no
     use afterwards."""
-    task, tree, command = machine.task, machine.tree, machine.settings.test_command
+    task = machine.task
+    tree = machine.tree
+    command = machine.settings.test_command
     try:
         drop_what_leads_out(tree, task.places, task.root)
     except UncheckableError as error:

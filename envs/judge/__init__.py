@@ -143,9 +143,11 @@ class JudgeClient:
 
     async def _try(self, messages: list[dict[str, str]], read: Callable[[str], T]) -> tuple[str, T]:
         """Return the text of the first usable answer, and what `read` made of it."""
-        settings, began = self.settings, time.monotonic()
+        settings = self.settings
+        began = time.monotonic()
         last: JudgeError | None = None
-        conversation, attempt = messages, 0
+        conversation = messages
+        attempt = 0
         for attempt in range(settings.max_retries + 1):
             seconds = min(settings.timeout_s, settings.deadline_s - (time.monotonic() - began))
             if seconds <= 0:
@@ -222,13 +224,16 @@ class JudgedEnv(BaseInteractionEnv):
     """The inner environment with the judge's reward, feedback and metrics added."""
 
     def __init__(self, inner: BaseInteractionEnv, settings: JudgeSettings, task: str = "") -> None:
-        self.inner, self.settings, self._task = inner, settings, task
+        self.inner = inner
+        self.settings = settings
+        self._task = task
         self.rubric = (
             settings.rubric if isinstance(settings.rubric, Rubric) else read_rubric(settings.rubric)
         )
         self.client = JudgeClient(settings)
         self.deterministic = inner.deterministic and settings.cache is not None
-        self.whole_prompts, self.facts = inner.whole_prompts, inner.facts
+        self.whole_prompts = inner.whole_prompts
+        self.facts = inner.facts
         self.render = getattr(inner, "render", None)
         self._copy_description()
         self._turns: list[dict[str, Any]] = []
@@ -248,7 +253,9 @@ class JudgedEnv(BaseInteractionEnv):
         self.inner.call_form = self.call_form
         observation = self.inner.reset()
         self._copy_description()
-        self._turns, self._failures, self._feedback = [], 0, ""
+        self._turns = []
+        self._failures = 0
+        self._feedback = ""
         self._shown = observation["obs_str"]
         return observation
 
@@ -259,7 +266,8 @@ class JudgedEnv(BaseInteractionEnv):
         turn = {"shown": self._shown, "answer": response_text, "executed": info["executed_action"]}
         turn["outcome"] = observation["obs_str"]
         self._turns.append({part: clip(text, TEXT_CHARS) for part, text in turn.items()})
-        self._shown, self._feedback = observation["obs_str"], ""
+        self._shown = observation["obs_str"]
+        self._feedback = ""
         reward = info["reward"] * self.settings.env_weight
         metrics = dict(info.get("metrics") or {})
         if (done or self.settings.when == "every") and (verdict := self._verdict(done)) is not None:
@@ -274,7 +282,8 @@ class JudgedEnv(BaseInteractionEnv):
             "judge/retries": float(self.client.retried),
         }
         if self._feedback:
-            said, text = self._said(), observation["text"]
+            said = self._said()
+            text = observation["text"]
             observation["obs_str"] += f"\n\n{said}"
             observation["text"] = {
                 **text,

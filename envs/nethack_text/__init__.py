@@ -92,7 +92,9 @@ class NetHackText(gymnasium.Wrapper):
 
     def __init__(self, env: gymnasium.Env, task: str, seeded: bool) -> None:
         super().__init__(env)
-        self._task, self._seeded, self._depth = task, seeded, 1
+        self._task = task
+        self._seeded = seeded
+        self._depth = 1
         inner: Any = env.unwrapped
         names = [_name(action) for action in inner.actions]
         self.action_names = {name: _WORDS["effects"].get(name, "") for name in names}
@@ -188,7 +190,9 @@ def _in_sight(observation: Mapping[str, np.ndarray]) -> list[str]:
     x0, y0 = observation["blstats"][:2].tolist()
     found = []
     for y, x in np.argwhere(descriptions[:, :, 0] != 0).tolist():
-        name, dx, dy = _text(descriptions[y, x]), x - x0, y - y0
+        name = _text(descriptions[y, x])
+        dx = x - x0
+        dy = y - y0
         if name not in _WORDS["background"] and (dx or dy):
             where = offset_in_words(dy, dx, ("north", "south", "west", "east"))
             found.append((max(abs(dx), abs(dy)), name, dx, dy, where))

@@ -56,7 +56,9 @@ class OpenEnvGame(TextGame):
         self, schema: Mapping[str, Any], settings: OpenEnvSettings, task: str, seed: int
     ) -> None:
         super().__init__(settings)
-        self.task, self.seed, self.deterministic = task, seed, settings.deterministic
+        self.task = task
+        self.seed = seed
+        self.deterministic = settings.deterministic
         self._mapping = read_actions(settings, schema)
         self.actions = self._mapping.names
         self._sends_default = settings.default_action is not None or bool(self.actions)
@@ -119,7 +121,8 @@ class OpenEnvGame(TextGame):
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
-        self._session, self._running = None, False
+        self._session = None
+        self._running = False
 
     def _send(self, action: str) -> Frame:
         assert self._session is not None
@@ -198,7 +201,8 @@ class OpenEnvTools(ToolEnv):
         self._ended = False
         with closed_on_error(session):
             text = "\n".join(filter(None, self._read(outcome.observation))) or EMPTY
-            self.question, self.mission = Question(text), text
+            self.question = Question(text)
+            self.mission = text
             observation = super().reset()
         self._game = session
         return observation
@@ -210,7 +214,8 @@ class OpenEnvTools(ToolEnv):
     def step(self, response_text: str) -> tuple[Observation, bool, StepInfo]:
         observation, done, info = super().step(response_text)
         if self._ended and self._server.done_is == "truncated":
-            info["terminated"], info["truncated"] = False, True
+            info["terminated"] = False
+            info["truncated"] = True
         return observation, done, info
 
     def over(self) -> bool:
@@ -233,8 +238,10 @@ class OpenEnvTools(ToolEnv):
         except RejectedError as error:
             return _failed(str(error))
         self._ended = outcome.done
-        observation, reward = outcome.observation, outcome.reward
-        error, result = observation.get("error"), observation.get("result")
+        observation = outcome.observation
+        reward = outcome.reward
+        error = observation.get("error")
+        result = observation.get("result")
         if error:
             return _failed(
                 str(error.get("message") if isinstance(error, Mapping) else error), reward

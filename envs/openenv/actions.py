@@ -80,7 +80,8 @@ def fields_of(schema: Mapping[str, Any]) -> dict[str, ActionField]:
 def read_actions(settings: OpenEnvSettings, schema: Mapping[str, Any]) -> Actions:
     """Return how responses become actions; raises ConfigError for a field or path that does not
     exist."""
-    fields, given = fields_of(schema), settings.action
+    fields = fields_of(schema)
+    given = settings.action
     constants = {
         name: field.constant for name, field in fields.items() if field.constant is not None
     }

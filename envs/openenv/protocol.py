@@ -51,7 +51,8 @@ class ErrorReply(Exception):
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
-        self.code, self.message = code, message
+        self.code = code
+        self.message = message
 
 
 class Outcome(BaseModel):

@@ -57,7 +57,8 @@ class Session:
     def __init__(self, url: str, settings: OpenEnvSettings) -> None:
         """Connect; raises UnreachableError if nothing there speaks the protocol, and as
         `import_extra`."""
-        self.url, self.label = url, f"the OpenEnv server {url}"
+        self.url = url
+        self.label = f"the OpenEnv server {url}"
         self._settings = settings
         connect = import_extra("websockets.sync.client", "an OpenEnv server", "openenv").connect
         from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
@@ -137,7 +138,8 @@ class Session:
 
     def close(self) -> None:
         """End the session, so that its place on the server is free; may be called twice."""
-        socket, self._socket = self._socket, None
+        socket = self._socket
+        self._socket = None
         if socket is not None:
             with contextlib.suppress(OSError, self._closed_error):
                 socket.send('{"type": "close"}')
@@ -145,7 +147,8 @@ class Session:
 
     def _ask(self, kind: str, frame: str) -> Outcome:
         """Send a request and wait for its reply; raises `ErrorReply` if that is an error."""
-        socket, seconds = self._socket, self._settings.step_timeout_s
+        socket = self._socket
+        seconds = self._settings.step_timeout_s
         if socket is None:
             raise EnvironmentFault(f"the session on {self.label} has ended, and its game is lost")
         try:
@@ -192,7 +195,8 @@ def _on_one(settings: OpenEnvSettings, seed: int, attempt: Callable[[str], T]) -
     EnvironmentFault as `attempt` does, or if no server took the request.
     """
     deadline = time.monotonic() + settings.capacity_timeout_s
-    turn, urls = seed % len(settings.urls), settings.urls
+    turn = seed % len(settings.urls)
+    urls = settings.urls
     while True:
         lost: list[EnvironmentFault] = []
         for url in (*urls[turn:], *urls[:turn]):

@@ -73,7 +73,8 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
         EnvironmentFault: an image cannot be read.
     """
     metadata = getattr(sample, "metadata", None) or {}
-    task, seed = str(metadata.get("task", "sample")), metadata.get("seed", 0)
+    task = str(metadata.get("task", "sample"))
+    seed = metadata.get("seed", 0)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ConfigError(f"sample.metadata['seed'] must be an integer, not negative, got {seed!r}")
     if settings.data is None:
@@ -107,7 +108,8 @@ def _order(count: int, epoch: int) -> Sequence[int]:
 
 
 def _from_sample(sample: Any) -> Question:
-    prompt, label = getattr(sample, "prompt", None), getattr(sample, "label", None)
+    prompt = getattr(sample, "prompt", None)
+    label = getattr(sample, "label", None)
     if not prompt:
         raise ConfigError(
             "there is no question: set env.data to a file, or provide questions with "

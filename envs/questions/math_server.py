@@ -88,7 +88,8 @@ def _unwrapped(wrapped: re.Match[str]) -> str:
 def _with_roots(text: str) -> str:
     """Return the text with LaTeX roots. A root sign applies to the number, letter or bracket that
     follows it."""
-    out, position = "", 0
+    out = ""
+    position = 0
     while (root := _ROOT.search(text, position)) is not None:
         command = r"\sqrt[3]" if root[1] == "∛" else r"\sqrt"
         operand, end = _operand(text, root.end())
@@ -161,7 +162,8 @@ MEMORY_BYTES = 4 << 30
 def equal(reference: str, answer: str) -> bool:
     """Return whether two expressions are equal. Units count if both have one; 25% is 0.25 or, as
     reference, 25."""
-    gold, given = read_result(reference), read_result(answer)
+    gold = read_result(reference)
+    given = read_result(answer)
     if gold.unit and given.unit and gold.unit != given.unit:
         return False
     if "percent" not in (gold.unit, given.unit) or gold.unit == given.unit:

@@ -48,7 +48,8 @@ class ReasoningGym(TextGame):
     def __init__(self, task: str, seed: int, settings: ReasoningGymSettings) -> None:
         super().__init__(settings)
         attempts = settings.answer_retries + 1
-        self.task, self.max_steps = task, min(settings.max_steps or attempts, attempts)
+        self.task = task
+        self.max_steps = min(settings.max_steps or attempts, attempts)
         self._random = OwnRandomness(seed)
         library = import_extra("reasoning_gym", "reasoning-gym", "reasoning-gym").factory
         with self._random.in_place():
@@ -64,7 +65,8 @@ class ReasoningGym(TextGame):
         return candidate or None
 
     def play(self, action: str) -> Frame:
-        score, metrics = 0.0, {"verifier_failed": 0.0}
+        score = 0.0
+        metrics = {"verifier_failed": 0.0}
         with self._random.in_place():
             try:
                 score = float(self._dataset.score_answer(action, self.entry))

@@ -53,14 +53,17 @@ class Recall(TextGame):
         super().__init__(settings)
         if task != TASK:
             raise ConfigError(f"task {task!r} is unknown; the only task of envs.recall is {TASK}")
-        self.seed, self.max_steps = seed, settings.max_steps or 100
+        self.seed = seed
+        self.max_steps = settings.max_steps or 100
         self.questions = self.max_steps // settings.ask_every
         self.actions = (self.default_action,)
-        self.first, self.right = "", 0
+        self.first = ""
+        self.right = 0
 
     def start(self) -> Frame:
         self._random = random.Random(f"recall/{self.seed}")
-        self.first, self.right = self._random.choice(COLOURS), 0
+        self.first = self._random.choice(COLOURS)
+        self.right = 0
         return self._frame(0.0)
 
     def play(self, action: str) -> Frame:

@@ -191,7 +191,8 @@ class ScienceWorld(CommandGame):
 
     def __init__(self, task: str, seed: int, settings: ScienceWorldSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         known = load_library().constants.ID2TASK
         self._name = known.get(task, task)  # a task is given by name or by number, such as 4-3
         names = list(known.values())
@@ -210,7 +211,8 @@ class ScienceWorld(CommandGame):
         variations = world.variations(self._name, self.settings.split)
         self._variation = variations[self.seed % len(variations)]
         self.mission = world.load(self._name, self._variation, self.settings.simplifications)
-        self._score, self._history = 0.0, list[str]()
+        self._score = 0.0
+        self._history = list[str]()
         return self._frame(world.look())
 
     def try_command(self, command: str) -> Frame | None:
@@ -219,7 +221,8 @@ class ScienceWorld(CommandGame):
         if moment.text.startswith(_UNKNOWN):
             return None
         self._history.append(command)
-        before, self._score = self._score, moment.score
+        before = self._score
+        self._score = moment.score
         return self._frame(moment.text, moment.score - before, moment.over or moment.score < 0)
 
     def translate(self, candidate: str) -> str | None:
@@ -241,7 +244,8 @@ class ScienceWorld(CommandGame):
     def close(self) -> None:
         self._running = False
         if self._world is not None:
-            world, self._world = self._world, None
+            world = self._world
+            self._world = None
             give_back(world)
 
     def _frame(self, text: str, reward: float = 0.0, over: bool = False) -> Frame:

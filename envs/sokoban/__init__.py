@@ -98,7 +98,8 @@ class Sokoban(PlannedGame):
 
     def __init__(self, task: str, seed: int, settings: SokobanSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         self._written = read_level(settings.levels_path, seed) if settings.levels_path else None
         if not self._written:
             check_known(
@@ -146,7 +147,9 @@ class Sokoban(PlannedGame):
 
     def explain(self) -> str:
         """Return the reasoning behind `advice`: how many pushes are left, and which box is next."""
-        room, state, pushes = self.room, self.state, self._pushes()
+        room = self.room
+        state = self.state
+        pushes = self._pushes()
         if not pushes:
             return "I find no way to bring all boxes onto targets, so I wait."
         first = pushes[0]
@@ -186,14 +189,17 @@ class Sokoban(PlannedGame):
         return pushes
 
     def _frame(self, event: str, reward: float = 0.0, solved: bool = False) -> Frame:
-        room, boxes = self.room, self.state.boxes
-        placed, total = room.placed(boxes), room.targets.bit_count()
+        room = self.room
+        boxes = self.state.boxes
+        placed = room.placed(boxes)
+        total = room.targets.bit_count()
         stuck = is_stuck(room, boxes)
         lost = stuck and self.settings.end_when_stuck
         told = f"{event} Boxes on targets: {placed} of {total}.".strip()
         if lost:
             told += " A box can no longer reach a target."
-        symbols, gap = SYMBOLS[self.settings.symbols], " " if self.settings.spaced else ""
+        symbols = SYMBOLS[self.settings.symbols]
+        gap = " " if self.settings.spaced else ""
         return Frame(
             long_term=told,
             short_term=room.draw(self.state, symbols, gap),

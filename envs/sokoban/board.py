@@ -28,8 +28,12 @@ SYMBOLS = {"ragen": "#_OX√PS", "xsb": "# .$*@+"}
 """Symbols of wall, floor, target, box, box on a target, player and player on a target, in RAGEN and
 in level files."""
 TILE_PIXELS = 32
-_FLOOR, _WALL = (226, 214, 190), (112, 84, 66)
-_TARGET, _BOX, _PLACED, _PLAYER = (200, 60, 60), (190, 130, 60), (70, 160, 80), (60, 90, 200)
+_FLOOR = (226, 214, 190)
+_WALL = (112, 84, 66)
+_TARGET = (200, 60, 60)
+_BOX = (190, 130, 60)
+_PLACED = (70, 160, 80)
+_PLAYER = (60, 90, 200)
 _ON_FLOOR = ((), (_TARGET,), (_BOX,), (_PLACED,), (_PLAYER,), (_TARGET, _PLAYER))
 _SQUARES = ((_WALL,), *((_FLOOR, *colors) for colors in _ON_FLOOR))
 """Colors of each symbol's squares, from the outermost inwards."""
@@ -143,7 +147,8 @@ def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
     """Read a drawn level; cells out of the player's reach are walls. Raises ConfigError for
     impossible levels."""
     rows = [row for row in text.splitlines() if row.strip()]
-    width, height = max(map(len, rows), default=0), len(rows)
+    width = max(map(len, rows), default=0)
+    height = len(rows)
     found = dict.fromkeys(symbols, 0)
     for y, row in enumerate(rows):
         for x, symbol in enumerate(row):
@@ -154,11 +159,9 @@ def read_room(text: str, symbols: str = SYMBOLS["xsb"]) -> tuple[Room, State]:
                 )
             found[symbol] |= 1 << y * width + x
     _, floor, target, box, placed, player, player_on_target = (found[symbol] for symbol in symbols)
-    players, boxes, targets = (
-        player | player_on_target,
-        box | placed,
-        target | placed | player_on_target,
-    )
+    players = player | player_on_target
+    boxes = box | placed
+    targets = target | placed | player_on_target
     if players.bit_count() != 1 or not boxes or boxes.bit_count() != targets.bit_count():
         raise ConfigError(
             f"a Sokoban level has {players.bit_count()} players, {boxes.bit_count()} boxes and "
@@ -205,7 +208,8 @@ def push_distances(room: Room) -> dict[int, int]:
     queue = list(distances)
     for cell in queue:
         for stride in room.strides.values():
-            before, player = cell - stride, cell - 2 * stride
+            before = cell - stride
+            player = cell - 2 * stride
             # A floor cell before the wall ring always has a neighbour, so `player` is inside the
             # room.
             if before not in distances and room.floor >> before & 1 and room.floor >> player & 1:
@@ -224,7 +228,8 @@ def is_stuck(room: Room, boxes: int) -> bool:
 def _is_blocked(room: Room, boxes: int) -> bool:
     """Return whether four walls and boxes form a square with a box that is not on a target: it can
     never be moved."""
-    solid, width = room.walls | boxes, room.width
+    solid = room.walls | boxes
+    width = room.width
     pairs = solid & solid >> 1
     corners = pairs & pairs >> width
     squares = corners | corners << 1

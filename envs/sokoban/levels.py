@@ -93,8 +93,10 @@ def _draw(shape: Shape, rng: np.random.RandomState) -> tuple[Room, State] | None
 
 def _carve(shape: Shape, rng: np.random.RandomState) -> int:
     """Return connected floor cells, opened along a random walk of 1.7 * (width + height) steps."""
-    width, height = shape.width, shape.height
-    x, y = rng.randint(1, width - 1), rng.randint(1, height - 1)
+    width = shape.width
+    height = shape.height
+    x = rng.randint(1, width - 1)
+    y = rng.randint(1, height - 1)
     turns = ((1, 0), (0, 1), (-1, 0), (0, -1))
     dx, dy = turns[rng.randint(4)]
     floor = 0

@@ -99,7 +99,8 @@ class SWEEnv(ShellEnv[SWESettings]):
 
     def __init__(self, instance: Instance, repository: Path, settings: SWESettings) -> None:
         super().__init__(instance.problem_statement, settings)
-        self.instance, self.repository = instance, repository
+        self.instance = instance
+        self.repository = repository
         self.judge = settings.judge(instance.repo)
         self.verdict: Verdict | None = None
         """How the episode was judged; None until its end, or if it ended without being judged."""
@@ -116,7 +117,8 @@ class SWEEnv(ShellEnv[SWESettings]):
         return verdict.progression if self.settings.dense_reward else float(verdict.solved)
 
     def open_files(self) -> tuple[Workbench, str]:
-        settings, self.verdict = self.settings, None
+        settings = self.settings
+        self.verdict = None
         check_machine(self.judge.python)
         self._pristine, self._plan = self.prepare()
         self._workspace = Workspace(self._pristine)

@@ -84,8 +84,10 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
     """What the prompt says about the last turn: without and with `submit_on_limit`."""
 
     def __init__(self, mission: str, settings: S) -> None:
-        self.settings, self.deterministic = settings, settings.deterministic
-        self.mission, self.max_steps = harmless(mission), settings.max_steps
+        self.settings = settings
+        self.deterministic = settings.deterministic
+        self.mission = harmless(mission)
+        self.max_steps = settings.max_steps
         self.steps = 0
         self.used_s = 0.0
         """Seconds that the agent's commands have taken."""
@@ -110,7 +112,8 @@ class ShellEnv(BaseInteractionEnv, Generic[S]):
 
     def reset(self) -> Observation:
         self.close()
-        self.steps, self.used_s = 0, 0.0
+        self.steps = 0
+        self.used_s = 0.0
         self._bench, folder = self.open_files()
         variables = {
             "mission": self.mission,

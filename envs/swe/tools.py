@@ -221,15 +221,18 @@ class Workbench:
 def execute(bench: Workbench, call: Call) -> ToolResult:
     """Run one call. What the agent got wrong comes back as text; only a broken machine raises."""
     try:
-        text, failed = _FUNCTIONS[call.name](bench, **call.arguments), False
+        text = _FUNCTIONS[call.name](bench, **call.arguments)
+        failed = False
     except ToolFailure as failure:
-        text, failed = f"error: {failure}", True
+        text = f"error: {failure}"
+        failed = True
     return ToolResult(clip(harmless(text), bench.output_chars), failed=failed)
 
 
 def execute_all(bench: Workbench, calls: Iterable[Call]) -> tuple[str, int, bool]:
     """Run the calls in order up to a submit: (what to show, how many failed, whether submitted)."""
-    shown, failures = [], 0
+    shown = []
+    failures = 0
     for number, call in enumerate(calls, 1):
         if call.name == "submit":
             return "\n\n".join([*shown, f"[{number}] submit"]), failures, True
@@ -259,7 +262,8 @@ def _view(bench: Workbench, path: str, start: int, end: int | None) -> str:
         raise ToolFailure(
             f"{path} has {len(lines)} lines; there is none from {start} to {end or 'the end'}"
         )
-    shown, room = list[str](), bench.output_chars - 200
+    shown = list[str]()
+    room = bench.output_chars - 200
     for number in range(first, last + 1):
         line = f"{number:>5}  {lines[number - 1]}"
         room -= len(line) + 1
@@ -289,7 +293,8 @@ def _search(bench: Workbench, pattern: str, path: str) -> str:
 
 def _edit(bench: Workbench, path: str, old: str, new: str) -> str:
     text = bench.workspace.read(path)
-    old, new = _line_ends_of(text, old), _line_ends_of(text, new)
+    old = _line_ends_of(text, old)
+    new = _line_ends_of(text, new)
     if not old:
         raise ToolFailure("old is empty; use insert or create")
     found = text.count(old)

@@ -24,7 +24,8 @@ def validate_instances(settings: SWESettings, tasks: Iterable[str]) -> Iterator[
 
 
 def _validate(env: SWEEnv) -> Finding:
-    instance, judge = env.instance, env.judge
+    instance = env.instance
+    judge = env.judge
     check_machine(judge.python)
     pristine = pristine_tree(env.repository, instance.base_commit, env.settings.cache())
     green = frozenset[str]()

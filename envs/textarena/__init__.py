@@ -53,7 +53,8 @@ class TextArena(TextGame):
 
     def __init__(self, task: str, seed: int, settings: TextArenaSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         self._library = import_extra("textarena", "TextArena", "textarena")
         known = self._library.envs.registration.ENV_REGISTRY
         # Names with these endings are wrappers, which are not used here.
@@ -100,7 +101,8 @@ class TextArena(TextGame):
         move = candidate
         if self._brackets and "[" not in move and "]" not in move:
             move = f"[{move}]"
-        state, errors = self.game.state, self.game.state.error_count
+        state = self.game.state
+        errors = self.game.state.error_count
         with self._random.in_place():
             self.game.step(move)
         outcome = state.game_info[0] if state.done else {}
@@ -113,7 +115,8 @@ class TextArena(TextGame):
         return {**super().prompt_variables(), "rules": self._rules, "task": self.task}
 
     def close(self) -> None:
-        self.game, self._running = None, False
+        self.game = None
+        self._running = False
 
     def _read(self, messages: Sequence[tuple[int, str, Any]]) -> str:
         """Return the game's messages without prompt, the player's moves and the board, which is

@@ -99,7 +99,8 @@ class TextWorld(CommandGame):
 
     def __init__(self, task: str, seed: int, settings: TextWorldSettings) -> None:
         super().__init__(settings)
-        self.task, self.seed = task, seed
+        self.task = task
+        self.seed = seed
         # With games_path, the task may have any name.
         self.theme = games.find_theme(task, otherwise="custom" if settings.games_path else None)
         self.max_steps = settings.max_steps or games.THEMES[self.theme].max_steps
@@ -126,7 +127,8 @@ class TextWorld(CommandGame):
         moment = self._player.send(command)
         if moment is None:
             return None
-        before, self._now = self._now, moment
+        before = self._now
+        self._now = moment
         self._history.append(command)
         if self.settings.reward == "sparse":
             return self._frame(float(moment.won))
@@ -138,7 +140,8 @@ class TextWorld(CommandGame):
         return self._frame((left - self._distance) / self._whole_way)
 
     def _frame(self, reward: float) -> Frame:
-        moment, share = self._now, self._now.score / self._player.max_score
+        moment = self._now
+        share = self._now.score / self._player.max_score
         ended = moment.won or moment.lost
         shown = self.actions = (
             moment.commands if self.settings.admissible_commands and not ended else ()
@@ -173,7 +176,8 @@ class TextWorld(CommandGame):
             self._now = self._player.reset()
             for command in self._history:
                 self._now = self._player.send(command)
-        played, known = len(self._history), self._player.walkthrough
+        played = len(self._history)
+        known = self._player.walkthrough
         return self._now.plan or (known[played:] if tuple(self._history) == known[:played] else ())
 
     def prompt_variables(self) -> dict[str, Any]:
@@ -187,7 +191,8 @@ class TextWorld(CommandGame):
     def close(self) -> None:
         if self._player is not None:
             self._player.close()
-        self._player, self._running = None, False
+        self._player = None
+        self._running = False
 
     def _game_file(self) -> Path:
         if self.settings.games_path is not None:

@@ -49,7 +49,8 @@ def build(recipe: GameRecipe, path: Path, attempt: int) -> None:
     """Generate and compile the game, and check it by playing its walkthrough."""
     options = textworld.GameOptions()
     options.seeds = (recipe.seed + attempt * 0x9E3779B1) % 2**32
-    options.path, options.force_recompile = str(path), True
+    options.path = str(path)
+    options.force_recompile = True
     options.grammar.only_last_action = recipe.goal == "brief"
     game = _make_game(recipe, options)
     textworld.generator.compile_game(game, options)
@@ -72,7 +73,8 @@ def _make_game(recipe: GameRecipe, options: textworld.GameOptions) -> textworld.
     maze = _MAZES.get(recipe.theme)
     if maze and parameters["level"] is not None:
         return maze.make({"level": parameters["level"]}, options)
-    options.nb_rooms, options.quest_length = parameters["rooms"], parameters["quest_length"]
+    options.nb_rooms = parameters["rooms"]
+    options.quest_length = parameters["quest_length"]
     if maze is None:
         options.nb_objects = parameters["objects"]
         return textworld.generator.make_game(options)

@@ -51,7 +51,8 @@ def _read_theme(theme: dict[str, Any]) -> Theme:
 
 
 THEMES = {name: _read_theme(theme) for name, theme in _DATA["themes"].items()}
-_ALIASES, _MODES = _DATA["aliases"], _DATA["modes"]
+_ALIASES = _DATA["aliases"]
+_MODES = _DATA["modes"]
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class GameCache:
     """A folder of built games; beyond `limit_gb` the games unused for longest are deleted."""
 
     def __init__(self, root: Path, limit_gb: float) -> None:
-        self.root, self.limit_bytes = root, int(limit_gb * 1e9)
+        self.root = root
+        self.limit_bytes = int(limit_gb * 1e9)
         try:
             (root / ".locks").mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -62,14 +62,16 @@ class Player:
             self._env = textworld.start(str(game_file), infos)
         self._env.seed(0)
         self._turns = 0
-        self.objective, self.max_score = "", 1
+        self.objective = ""
+        self.max_score = 1
         self.walkthrough: tuple[str, ...] = ()
         self._verbs: frozenset[str] = _SYNONYMS
 
     def reset(self) -> Moment:
         state: Any = self._env.reset()
         self._turns = state.moves
-        self.objective, self.max_score = " ".join(state.objective.split()), max(1, state.max_score)
+        self.objective = " ".join(state.objective.split())
+        self.max_score = max(1, state.max_score)
         self.walkthrough = tuple(state.game.metadata.get("walkthrough") or ())
         self._verbs = _SYNONYMS | {verb.lower() for verb in state.verbs}
         # Drop the banner and the objective before the first room; the prompt tells the objective.
@@ -108,6 +110,7 @@ def _moment(state: Any, feedback: str) -> Moment:
 def _clean(feedback: str) -> str:
     text = feedback.partition(_AFTER_THE_END)[0].rstrip()
     # Search only the end: the pattern takes quadratic time on long runs of white space.
-    head, tail = text[:-_MAX_STATUS_CHARS], text[-_MAX_STATUS_CHARS:]
+    head = text[:-_MAX_STATUS_CHARS]
+    tail = text[-_MAX_STATUS_CHARS:]
     text = (head + _STATUS_LINE.sub("", tail)).rstrip().removesuffix(">")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.splitlines())).strip()

@@ -36,7 +36,8 @@ from envs.tools.settings import ToolSettings
 
 SETTINGS = ToolSettings
 _TEMPLATE = Path(__file__).with_name("prompt.j2")
-_RIGHT, _WRONG = "Your answer is right.", "Your answer is wrong."
+_RIGHT = "Your answer is right."
+_WRONG = "Your answer is wrong."
 _AGAIN = "Look for the mistake and answer again; do not repeat the answer."
 _LAST_TURN = "One turn is left: give your final answer now."
 _NO_ANSWER = "There is neither a call nor an answer after the reasoning."
@@ -73,8 +74,10 @@ class ToolEnv(BaseInteractionEnv):
         task: str = "sample",
         seed: int = 0,
     ) -> None:
-        self.question, self.settings = question, settings
-        self.task, self.seed = task, seed
+        self.question = question
+        self.settings = settings
+        self.task = task
+        self.seed = seed
         self.mission = question.text
         self.max_steps = settings.max_steps
         self.offered = select_tools(specs, question.tools)
@@ -98,7 +101,8 @@ class ToolEnv(BaseInteractionEnv):
         self._steps = self._wrong = 0
         self._score = self._earned = 0.0
         self._totals: Counter[str] = Counter()
-        question, settings = self.question, self.settings
+        question = self.question
+        settings = self.settings
         in_prompt = self.offered if settings.tools_in == "prompt" else ()
         variables = {
             "instruction": question.system or settings.instruction or "",
@@ -179,7 +183,8 @@ class ToolEnv(BaseInteractionEnv):
         calls, errors = self._session.check(found)
         if errors:
             return self._invalid("No tool was run: " + "; ".join(errors) + ".")
-        results, executed = [], []
+        results = []
+        executed = []
         for call in calls:
             results.append((call, self._session.run(call, deadline)))
             body = json.dumps(

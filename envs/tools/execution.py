@@ -79,7 +79,8 @@ class ToolPlace:
                 target=_serve, args=[self._calls], name="tools", daemon=True
             )
             self._thread.start()
-        thread, future = self._thread, Future[Any]()
+        thread = self._thread
+        future = Future[Any]()
         self._calls.put((future, call))
 
         def leave() -> None:

@@ -86,7 +86,8 @@ def make_tool(
             raise ToolError(f"{label} is a class but not a subclass of envs.tools.Tool")
         if inspect.isabstract(target):
             raise ToolError(f"{label} has no execute method")
-        function, schema = target.execute, schema or target.schema
+        function = target.execute
+        schema = schema or target.schema
         name = name or target.name or re.sub(r"(?<!^)(?=[A-Z])", "_", target.__name__).lower()
     name = name or str(getattr(function, "__name__", ""))
     where = f"the tool {name} ({getattr(target, '__module__', '?')})"

@@ -204,7 +204,8 @@ def _bounded(result: ToolResult, settings: ToolSettings) -> ToolResult:
         raise ToolError(
             f"the tool returned {len(result.images)} pictures; at most {MAX_IMAGES} are shown"
         )
-    images, text = list[Any](), result.text
+    images = list[Any]()
+    text = result.text
     for image in result.images:
         try:
             images.append(open_image(image, MAX_PIXELS))

@@ -80,7 +80,8 @@ def check_schema(schema: Mapping[str, Any], where: str) -> Schema:
             f"{where}: a schema is a mapping with name, description and parameters, got "
             f"{short(schema)}"
         )
-    name, description = function.get("name"), function.get("description")
+    name = function.get("name")
+    description = function.get("description")
     if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
         raise ToolError(
             f"{where}: a tool's name has letters, digits, _, - and ., at most 64; got {short(name)}"
@@ -146,7 +147,8 @@ class Parameters:
         from referencing import Registry
         from referencing.jsonschema import specification_with
 
-        self.schema, self.where = schema, where
+        self.schema = schema
+        self.where = where
         self.draft = jsonschema.validators.validator_for(
             schema, default=jsonschema.Draft202012Validator
         )
@@ -271,7 +273,8 @@ def _make_validator(parameters: Parameters) -> Any:
 def _check_references(parameters: Parameters) -> None:
     """Refuse references that lead outside or back to themselves, and keywords whose time cannot be
     bounded."""
-    used, checked = set[str](), set[int]()
+    used = set[str]()
+    checked = set[int]()
     for schema in _inside(parameters.resource):
         used.update(schema if isinstance(schema, Mapping) else ())
         for _ in parameters.reached(schema, checked=checked):

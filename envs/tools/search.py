@@ -153,10 +153,8 @@ class CorpusIndex:
                     passage = str(row.get("title", "")), str(text)
                     "".join(passage).encode()
                 except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-                    where, wrong = (
-                        f"config.corpus: {self.corpus}, line {number}",
-                        f"{type(error).__name__}: {error}",
-                    )
+                    where = f"config.corpus: {self.corpus}, line {number}"
+                    wrong = f"{type(error).__name__}: {error}"
                     raise ConfigError(
                         f'{where}: {wrong}; write {{"title": ..., "text": ...}} in UTF-8'
                     ) from error

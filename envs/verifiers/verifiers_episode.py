@@ -69,7 +69,8 @@ def play_taskset(name: str, args: dict[str, Any], examples: int | None, seed: in
 
 if __name__ == "__main__":
     given = json.loads(Path("episode.json").read_text())
-    ident, split = given.pop("id"), given.pop("split")
+    ident = given.pop("id")
+    split = given.pop("split")
     module = ident.rsplit("/", 1)[-1].replace("-", "_")
     is_classic = importlib.util.find_spec(module) and hasattr(
         importlib.import_module(module), "load_environment"

@@ -73,7 +73,8 @@ async def answer_freely(trial: Trial, episode: EpisodeSpec) -> Finding:
                 f"{error} (the response was {answer!r}; step must take any text)"
             ) from error
         assert reply.info is not None
-        valid, done = valid + reply.info["valid_action"], reply.done
+        valid = valid + reply.info["valid_action"]
+        done = reply.done
     detail = f"responses without an action are taken; {valid} of {len(FREE_TEXTS)} counted as valid"
     return warning("any text", detail) if valid == len(FREE_TEXTS) else ok("any text", detail)
 

@@ -25,7 +25,8 @@ async def play_or_draw(
 ) -> Batch:
     """Draw the rollout's batch from `kept`, or play and keep it; empties `kept` after the warm-up.
     Raises as `draw`."""
-    settings, flags = runtime.settings, runtime.flags
+    settings = runtime.settings
+    flags = runtime.flags
     warmup = settings.critic_warmup
     collects = settings.value_pretraining.batches > 0 or rollout_id < warmup.w_epoch
     if not collects and rollout_id < warmup.w_epoch + warmup.w_iter:
@@ -84,7 +85,8 @@ def join_episodes(collected: Sequence[Segment]) -> list[Segment]:
     """The segments, with those of an episode that went on in the next batch laid end to end."""
     joined: dict[tuple[int, int], Segment] = {}
     for segment in collected:
-        first, last = segment.turns[0], segment.turns[-1]
+        first = segment.turns[0]
+        last = segment.turns[-1]
         before = joined.pop((first.episode_id, first.index), None)
         turns = segment.turns if before is None else before.turns + segment.turns
         joined[first.episode_id, last.index + 1] = replace(segment, turns=turns)

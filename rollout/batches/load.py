@@ -34,7 +34,8 @@ class LoadMeter:
         runtime = self._runtime
         if runtime.players is not None:
             await runtime.players.refresh()
-        then, self._before = self._before, runtime.usage()
+        then = self._before
+        self._before = runtime.usage()
         used = [now.plus(one, -1) for now, one in zip(self._before, then, strict=True)]
         engine = _together([one.engine for one in used])
         env = _together([one.env for one in used])
@@ -44,10 +45,8 @@ class LoadMeter:
 
 def _together(processes: Sequence[Usage]) -> Usage:
     """The usage of all processes; the busiest one tells when any of them is busy."""
-    busy_s, request_s = (
-        max(one.busy_s for one in processes),
-        sum(one.request_s for one in processes),
-    )
+    busy_s = max(one.busy_s for one in processes)
+    request_s = sum(one.request_s for one in processes)
     return Usage(processes[0].seconds, busy_s, request_s)
 
 
@@ -57,14 +56,16 @@ def warn_of_bottleneck(runtime: Runtime, load: BatchLoad, stood_s: float = 0.0) 
     `stood_s`: seconds for which slots of a continuous batch waited for new weights, summed over the
     slots.
     """
-    seconds, slots = load.engine.seconds, runtime.settings.n_env
+    seconds = load.engine.seconds
+    slots = runtime.settings.n_env
     if seconds < MIN_SECONDS:
         return
     cpu = [one.cpu_s / seconds for one in load.processes]
     # Episodes that start in the background while their slot plays another one count as waiting for
     # an environment.
     idle = slots - (load.engine.request_s + stood_s) / seconds
-    busiest, waiting = cpu.index(max(cpu)), min(load.env.request_s / seconds, idle)
+    busiest = cpu.index(max(cpu))
+    waiting = min(load.env.request_s / seconds, idle)
     found = {}
     if max(cpu) > BUSY and (busiest or len(cpu) == 1):
         found["process"] = (

@@ -72,7 +72,9 @@ def batch_metrics(
 
 
 def _load_metrics(load: BatchLoad, turns: int) -> dict[str, float]:
-    engine, env, seconds = load.engine, load.env, load.engine.seconds
+    engine = load.engine
+    env = load.env
+    seconds = load.engine.seconds
     return {
         "rollout/turns_per_s": turns / seconds if seconds else 0.0,
         "rollout/engine_busy_share": engine.busy_s / seconds if seconds else 0.0,
@@ -191,8 +193,10 @@ def whole_episode_metrics(episodes: Sequence[Mapping[str, Any]]) -> dict[str, fl
     played = [facts for facts in episodes if facts["stop"] != StopReason.FAILED]
     lengths = [facts["episode_turns"] for facts in played]
     stops = Counter(facts["stop"] for facts in episodes)
-    turns, paid = sum(lengths), sum(facts["episode_return"] for facts in played)
-    valid, notes = sum(facts["valid_turns"] for facts in played), Counter[str]()
+    turns = sum(lengths)
+    paid = sum(facts["episode_return"] for facts in played)
+    valid = sum(facts["valid_turns"] for facts in played)
+    notes = Counter[str]()
     for facts in played:
         notes.update(facts.get("notes_events", {}))
     return {

@@ -61,7 +61,10 @@ class Stream:
         """Turns so far: `issued`, `finished`, `handed_out`."""
         self.on_turn: Callable[[], Any] = lambda: None
         """Called after every finished turn."""
-        self._runtime, self._slots, self._size, self._clock = runtime, slots, size, clock
+        self._runtime = runtime
+        self._slots = slots
+        self._size = size
+        self._clock = clock
         self._finished: list[_Finished] = []
         """Sorted by `due`; equal ones in the order in which they finished."""
         self._latest: dict[int, _Finished] = {}
@@ -77,15 +80,19 @@ class Stream:
         """Episodes lost since the last batch was full."""
         self._standing, self._stood_s = Utilization(), 0.0
         """Counts the slots that wait for new weights; and their seconds before the last batch."""
-        self._rollout_id, self._pushes, self._limit = 0, 0, 0
-        self._paused, self._stopped = True, False
+        self._rollout_id = 0
+        self._pushes = 0
+        self._limit = 0
+        self._paused = True
+        self._stopped = False
         self._error: BaseException | None = None
         self._meter = LoadMeter(runtime)
         self._demands = Demands(numbered=True, single=runtime.settings.on_update == "abort")
         if runtime.players is not None:
             runtime.players.demands = self._demands
         self._probe = Prompt([min(runtime.encoder.end_of_turn_ids)])
-        self._gate, self._news = _Signal(), _Signal()
+        self._gate = _Signal()
+        self._news = _Signal()
         self._tasks = [asyncio.create_task(self._play(slot)) for slot in slots]
 
     @property
@@ -102,7 +109,8 @@ class Stream:
             EngineError, FailureBudgetError: as in fixed-turn batches. The stream has stopped.
         """
         self._pushes = max(self._pushes, self._clock.pushes_before(rollout_id))
-        self._rollout_id, self._paused = rollout_id, False
+        self._rollout_id = rollout_id
+        self._paused = False
         self._set_limit()
         if self._clock.needs_answer(rollout_id) or not self._has_place():
             try:
@@ -133,7 +141,8 @@ class Stream:
 
     async def since_last_batch(self) -> tuple[BatchLoad, float]:
         """Load, and the slots' seconds at the limit of `max_staleness`, since the last call."""
-        load, before = await self._meter.take(), self._stood_s
+        load = await self._meter.take()
+        before = self._stood_s
         self._stood_s = self._standing.snapshot().request_s
         return load, self._stood_s - before
 
@@ -158,7 +167,8 @@ class Stream:
     def _last_rollout(self, pushes: int) -> int:
         """Return the last rollout that may train on turns of the weights that so many pushes
         bring."""
-        clock, allowed = self._clock, self._runtime.settings.max_staleness
+        clock = self._clock
+        allowed = self._runtime.settings.max_staleness
         updates = (
             clock.updates_before(self._rollout_id)
             if clock.first is None
@@ -268,7 +278,8 @@ class Stream:
 
     def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
         """Put the turn among the finished ones, by the last rollout that may train on it."""
-        version, latest = version_of(turn.generation), self._latest.get(slot.number)
+        version = version_of(turn.generation)
+        latest = self._latest.get(slot.number)
         assert version is not None
         due = self._playing[slot.number]
         if latest is not None and latest.due > due:  # the turns of a slot stay in order
@@ -325,7 +336,8 @@ class Stream:
 
         Running episodes get a bootstrap prompt.
         """
-        chosen, self._finished = self._finished[: self._size], self._finished[self._size :]
+        chosen = self._finished[: self._size]
+        self._finished = self._finished[self._size :]
         parts: dict[tuple[int, int], list[_Finished]] = {}
         masked = 0
         for finished in chosen:

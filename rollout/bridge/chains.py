@@ -43,7 +43,8 @@ def find_chains(turns: Sequence[Turn]) -> list[list[int]]:
 
 def continues(prompt: Prompt, turn: Turn) -> bool:
     """Whether the prompt begins with the turn's prompt and response, and goes on."""
-    earlier, answer = turn.prompt, turn.generation.token_ids
+    earlier = turn.prompt
+    answer = turn.generation.token_ids
     length = _length(turn)
     ids = prompt.token_ids
     if len(ids) <= length or (answer and ids[length - 1] != answer[-1]):

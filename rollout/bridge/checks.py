@@ -131,7 +131,8 @@ def check_fixed_turn(args: Any, config: RolloutSettings) -> None:
 def check_generate(args: Any, config: RolloutSettings) -> None:
     """Check the flags of whole episodes in slime's own loop; raises ConfigError, which names the
     flag to change."""
-    flags, several = RolloutFlags.read(args), not config.joins_episodes
+    flags = RolloutFlags.read(args)
+    several = not config.joins_episodes
     _check_playing(args, flags, config, hooks_in_use(args) | ({"turns"} if several else set()))
     if config.critic_warmup.w_epoch:
         raise ConfigError(
@@ -265,7 +266,8 @@ def _check_training(args: Any, config: RolloutSettings) -> None:
 
 
 def _check_batch(flags: RolloutFlags, config: RolloutSettings) -> None:
-    turns, step = flags.turns_per_batch, flags.global_batch_size
+    turns = flags.turns_per_batch
+    step = flags.global_batch_size
     if not step or step < 1 or turns % step:
         raise ConfigError(
             f"a batch holds {turns} turns (--rollout-batch-size x --n-samples-per-prompt), which "
@@ -333,7 +335,8 @@ def _check_advantage(args: Any) -> None:
         if estimator == "ppo":
             return
     elif hasattr(args, "custom_megatron_init_path"):
-        settings, default = advantage_settings(args), AdvantageSettings()
+        settings = advantage_settings(args)
+        default = AdvantageSettings()
         changed = [key for key in NEEDS_INSTALL if getattr(settings, key) != getattr(default, key)]
         if changed:
             raise ConfigError(

@@ -147,7 +147,8 @@ class RolloutFlags:
             )
         if config is None or config.memory.kind != "notes":
             return
-        memory, left = config.memory, self.left(tokens)
+        memory = config.memory
+        left = self.left(tokens)
         if config.history == "window" and tokens > memory.budget:
             raise ConfigError(
                 f"{first}, above memory.budget: {memory.budget}, so notes would be asked for after "
@@ -201,7 +202,8 @@ def check_lengths(args: Any, flags: RolloutFlags, config: RolloutSettings) -> No
 
 
 def _check_context(args: Any, flags: RolloutFlags) -> None:
-    context, served = flags.rollout_max_context_len, getattr(args, "sglang_context_length", None)
+    context = flags.rollout_max_context_len
+    served = getattr(args, "sglang_context_length", None)
     if context is None:
         return
     if context <= flags.rollout_max_response_len:
@@ -230,7 +232,8 @@ def _check_context(args: Any, flags: RolloutFlags) -> None:
 def _check_notes(flags: RolloutFlags, config: RolloutSettings) -> None:
     """A response must have room for notes of full length and an action, a prompt for the notes and
     an observation."""
-    memory, response = config.memory, flags.rollout_max_response_len
+    memory = config.memory
+    response = flags.rollout_max_response_len
     if (
         memory.kind == "notes"
         and config.history == "full"

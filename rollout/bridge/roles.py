@@ -84,9 +84,11 @@ def check_pushed_weights(args: Any) -> None:
     if getattr(args, "offload_train", True) or from_copy or getattr(args, "keep_old_actor", False):
         return
     if getattr(args, "use_opd", False) and getattr(args, "opd_type", None) == "megatron":
-        held, path = "teacher", args.opd_teacher_load
+        held = "teacher"
+        path = args.opd_teacher_load
     elif getattr(args, "kl_coef", 0) or getattr(args, "use_kl_loss", False):
-        held, path = "reference", getattr(args, "ref_load", None)
+        held = "reference"
+        path = getattr(args, "ref_load", None)
     else:
         return
     start = getattr(args, "load", None)
@@ -114,8 +116,10 @@ def check_roles(args: Any) -> None:
         args, "megatron_config_path"
     ):
         return
-    actor, critic = role_args(args, "actor"), role_args(args, "critic")
-    save, critic_save = getattr(actor, "save", None), getattr(critic, "save", None)
+    actor = role_args(args, "actor")
+    critic = role_args(args, "critic")
+    save = getattr(actor, "save", None)
+    critic_save = getattr(critic, "save", None)
     if save and critic_save and os.path.realpath(save) == os.path.realpath(critic_save):
         raise ConfigError(
             f"--save {save} is the folder of both actor and critic, so the critic's checkpoint "
@@ -245,10 +249,12 @@ def _check_pretrained_critic(critic: str, reference: str | None) -> None:
         )
     wanted = _shapes(reference) or {} if reference else {}
     for name in sorted(found.keys() & wanted.keys()):
-        here, there = found[name], wanted[name]
+        here = found[name]
+        there = wanted[name]
         if "word_embeddings" in name:
             # This tensor's rows are padded to a number that depends on tensor parallelism.
-            here, there = here[1:], there[1:]
+            here = here[1:]
+            there = there[1:]
         if here != there and "output_layer." not in name:
             raise ConfigError(
                 f"the critic starts from {critic}, which is of another model than --ref-load "
@@ -314,7 +320,8 @@ def _complete_steps(folder: Path) -> set[int]:
     return {step for step in _numbered(folder, _STEPS) if step <= newest}
 
 
-_STEPS, _STATES = r"iter_(\d{7})", r"slime_verlog_(\d+)\.pt"
+_STEPS = r"iter_(\d{7})"
+_STATES = r"slime_verlog_(\d+)\.pt"
 
 
 def _numbered(folder: Path, pattern: str) -> Mapping[int, Path]:

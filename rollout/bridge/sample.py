@@ -44,7 +44,9 @@ class SampleWriter:
     def new(self, training_group: int, segment: int, prompt: Prompt) -> Sample:
         """A sample that ends with the prompt's tokens and has no response yet."""
         sample = Sample()
-        sample.index, sample.group_index, sample.prompt = training_group, segment, ""
+        sample.index = training_group
+        sample.group_index = segment
+        sample.prompt = ""
         set_group(sample, training_group)
         restart(sample, prompt)
         set_images(sample, prompt)
@@ -54,10 +56,8 @@ class SampleWriter:
         """Append the model's tokens; slime updates its own records (routing, top-p, speculation,
         caching)."""
         routed = sample.rollout_routed_experts
-        log_probs, meta_info = (
-            generation.log_probs if generation.trained else None,
-            dict(generation.meta_info),
-        )
+        log_probs = generation.log_probs if generation.trained else None
+        meta_info = dict(generation.meta_info)
         if self._keeps_top_p:
             sample.append_response_tokens(
                 self._args,
@@ -77,13 +77,15 @@ class SampleWriter:
         # The engine returns the experts of prompt and response; earlier responses keep those that
         # wrote them.
         if routed is not None and sample.rollout_routed_experts is not routed:
-            earlier, now = torch.as_tensor(routed), torch.as_tensor(sample.rollout_routed_experts)
+            earlier = torch.as_tensor(routed)
+            now = torch.as_tensor(sample.rollout_routed_experts)
             sample.rollout_routed_experts = torch.cat([earlier, now[len(earlier) :]])
 
     def append_dummy(self, sample: Sample) -> None:
         """Append one masked token, at which the critic computes the value of the prompt."""
         self._append(sample, [self.dummy_token], None)
-        sample.reward, sample.status = 0.0, Sample.Status.COMPLETED
+        sample.reward = 0.0
+        sample.status = Sample.Status.COMPLETED
         self._fill_top_p(sample)
         self.fill_routed(sample)
 
@@ -219,7 +221,8 @@ def segment_samples(
             and turns[-1] is segment.turns[-1]
             and continues(state, turns[-1])
         ):
-            inside, state = state, None
+            inside = state
+            state = None
         stale = [staleness[k] for k in chain]
         sample = chain_sample(
             writer, turns, number, groups[chain[0]], segment.task_name, stale, inside
@@ -277,10 +280,8 @@ def chain_sample(
         sample,
         TurnRow(segment, turns[0].index, TurnKind.TURN, *ends, tuple(spans), bootstrap=place),
     )
-    sample.reward, sample.session_id = (
-        sum(turn.reward for turn in turns),
-        session_of(last.episode_id),
-    )
+    sample.reward = sum(turn.reward for turn in turns)
+    sample.session_id = session_of(last.episode_id)
     sample.metadata = {"task_name": task_name, "episode_id": last.episode_id, **turn_facts(last)}
     if len(turns) > 1:
         sample.metadata[FACTS_OF_TURNS] = [turn_facts(turn) for turn in turns]
@@ -335,8 +336,11 @@ def bootstrap_sample(writer: SampleWriter, segment: Segment, number: int, group:
 def restart(sample: Sample, prompt: Prompt) -> None:
     """Set the sample's tokens to the prompt's, with an empty response."""
     cast(Any, sample).tokens = token_prefix(prompt.token_ids)
-    sample.response, sample.response_length = "", 0
-    sample.loss_mask, sample.rollout_log_probs, sample.weight_versions = [], [], []
+    sample.response = ""
+    sample.response_length = 0
+    sample.loss_mask = []
+    sample.rollout_log_probs = []
+    sample.weight_versions = []
     sample.remove_sample = False
 
 
@@ -387,7 +391,8 @@ def later_groups(sample: Sample) -> Sequence[int]:
 def handout(spec: EpisodeSpec, index: int) -> Sample:
     """A sample that slime's outer loop hands to `rollout.generate`, with the episode to play."""
     sample = Sample()
-    sample.group_index, sample.index = spec.episode_id, index
+    sample.group_index = spec.episode_id
+    sample.index = index
     sample.metadata = {
         **spec.env.metadata,
         "task_name": spec.name,

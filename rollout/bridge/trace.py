@@ -42,7 +42,8 @@ class SpanLog:
 
     def take(self) -> tuple[Span, ...]:
         """Return the turn's spans, and begin the next turn."""
-        spans, self._spans = tuple(self._spans), []
+        spans = tuple(self._spans)
+        self._spans = []
         return spans
 
 

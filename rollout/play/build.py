@@ -39,10 +39,12 @@ def build_runtime(args: Any) -> Runtime:
         ConfigError: a setting or flag is invalid.
         EncodingError: the tokenizer's chat template does not support the configured `history`.
     """
-    settings, flags = load_settings(args), RolloutFlags.read(args)
+    settings = load_settings(args)
+    flags = RolloutFlags.read(args)
     small = HAS_SLIME and installs_advantages(args)
     make_encoder = encoders_of(flags.hf_checkpoint, settings, small_images=small)
-    encoder, url = make_encoder(), f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
+    encoder = make_encoder()
+    url = f"http://{flags.sglang_router_ip}:{flags.sglang_router_port}"
     for sentence in rehearse(encoder, settings.history):
         logger.warning("%s: %s", flags.hf_checkpoint, sentence)
     connections = max(MIN_CONNECTIONS, settings.n_env)

@@ -45,7 +45,8 @@ class Conversation:
         """
         self.request = SUMMARY_REQUEST.format(self.notes_tokens) if notes else reply.answer_format
         if reply.whole_prompts:
-            self.messages, self._notes = list(map(dict, reply.messages)), None
+            self.messages = list(map(dict, reply.messages))
+            self._notes = None
             return self.messages
         if self._notes is not None:
             self._notes.see(reply.facts)
@@ -57,7 +58,8 @@ class Conversation:
             inline = NOTES_REQUEST.format(self._window.notes_chars)
             self.request = f"{self.request}\n\n{inline}" if self.request else inline
         ask = "\n\n".join(part for part in (self._told_notes(), self.request) if part)
-        system, past = reply.instruction_prompt, list(self.past)
+        system = reply.instruction_prompt
+        past = list(self.past)
         self.messages = build_messages(
             self._window, system, past, reply.observation, self._index, ask
         )

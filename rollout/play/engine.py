@@ -308,7 +308,8 @@ def _versions(
 ) -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Return the weight versions that produced the tokens, and the end of each version's tokens if
     SGLang says it."""
-    several, version = meta.get("weight_versions"), meta.get("weight_version")
+    several = meta.get("weight_versions")
+    version = meta.get("weight_version")
     ends: list[Any] = [None]
     if isinstance(several, list) and several:
         found = [item.get("version") if isinstance(item, dict) else item for item in several]
@@ -335,7 +336,8 @@ def _tokens(meta: Mapping[str, Any], reason: FinishReason) -> tuple[list[int], l
     log_probs: list[float] = []
     for position, entry in enumerate(entries):
         try:
-            log_prob, token_id = float(entry[0]), entry[1]
+            log_prob = float(entry[0])
+            token_id = entry[1]
         except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
             raise EngineError(
                 f"output_token_logprobs[{position}] is {reprlib.repr(entry)}, not [log_prob, token]"

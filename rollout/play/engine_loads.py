@@ -27,7 +27,8 @@ class EngineLoads:
 
     def __init__(self, router: str, get: Callable[[str], Awaitable[Any]]) -> None:
         """`get` returns the JSON at a URL, or raises EngineError."""
-        self._router, self._get = router, get
+        self._router = router
+        self._get = get
         self._found: defaultdict[int, list[EngineLoad]] = defaultdict(list)
         self._numbers: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
@@ -39,7 +40,8 @@ class EngineLoads:
     def take(self) -> dict[int, EngineLoad]:
         """Return the loads since the last call. An engine keeps its number while it does not
         tell."""
-        found, self._found = self._found, defaultdict(list)
+        found = self._found
+        self._found = defaultdict(list)
         mean = lambda loads: EngineLoad(
             *(sum(part) / len(part) for part in zip(*loads, strict=True))
         )

@@ -79,7 +79,8 @@ class Episode:
             TurnAbortedError: the turn was aborted more often than `max_turn_retries` allows.
         """
         assert self.stop is None, "the episode is over"
-        runtime, aborts = self.runtime, 0
+        runtime = self.runtime
+        aborts = 0
         while (
             generation := await self._request(params)
         ).finish_reason is FinishReason.ABORT and not gives_up():
@@ -96,7 +97,9 @@ class Episode:
 
     async def _request(self, params: Mapping[str, Any]) -> Generation:
         """Send the prompt to the engine once; the generation may be aborted."""
-        flags, spec, began_s = self.runtime.flags, self.spec, time.time()
+        flags = self.runtime.flags
+        spec = self.spec
+        began_s = time.time()
         params = complete_params(params, self.prompts.encoder, flags, spec, self.index)
         if self.writes_notes:
             most = self.prompts.conversation.notes_tokens or 0
@@ -132,8 +135,10 @@ class Episode:
         return await self._look_ahead(turn)
 
     async def _step_environment(self, generation: Generation) -> Turn:
-        prompts, sent_s = self.prompts, time.time()
-        shown, reading = prompts.reply.observation, prompts.read(generation)
+        prompts = self.prompts
+        sent_s = time.time()
+        shown = prompts.reply.observation
+        reading = prompts.read(generation)
         reply = await self.session.step(reading.text)
         self._spans.add_step(sent_s, reply)
         info = reply.info
@@ -200,7 +205,8 @@ class Episode:
             logger.warning(
                 "episode %d ends at turn %d: %s", self.spec.episode_id, turn.index, error
             )
-            self.stop, self.has_next_prompt = self.stop or StopReason.ENCODING, False
+            self.stop = self.stop or StopReason.ENCODING
+            self.has_next_prompt = False
         if not fits:
             self.stop = self.stop or StopReason.CONTEXT
         if at_limit:

@@ -67,7 +67,9 @@ class HeldOut:
         self.transcript = Transcript()
         self.ended: tuple[StopReason, str | None] | None = None
         """Why the episode ended, and its fault; None while it goes on."""
-        self._runtime, self._spec, self._detailed = runtime, spec, detailed
+        self._runtime = runtime
+        self._spec = spec
+        self._detailed = detailed
         self._params = runtime.flags.sampling_params(evaluation=True)
         self._messages: list[Message] = []
         self._images: list[str] = []
@@ -101,7 +103,8 @@ class HeldOut:
         """Add the turn to the transcript."""
         assert isinstance(episode, Episode)
         self.turns.append(turn)
-        generation, encoder = turn.generation, episode.prompts.encoder
+        generation = turn.generation
+        encoder = episode.prompts.encoder
         ids = generation.token_ids
         answer = encoder.answer_text(ids, generation.stop_id)  # as the environment read it
         info = turn_facts(turn) | {

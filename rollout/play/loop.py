@@ -88,7 +88,8 @@ class Slot:
 
     def release(self) -> LiveEpisode | None:
         """Make room for the next episode; the caller closes the one that is returned."""
-        episode, self.episode = self.episode, None
+        episode = self.episode
+        self.episode = None
         return episode
 
     async def leave(self) -> None:

@@ -135,7 +135,8 @@ def measure_notes(
         "control_tokens": float(any(token in control for token in ids)),
         "action_lines": float("ACTION:" in text),
     }
-    shown, written = _four_grams(list(prompt.token_ids)), _four_grams(ids)
+    shown = _four_grams(list(prompt.token_ids))
+    written = _four_grams(ids)
     return {**found, "copied": len(written & shown) / len(written)} if written else found
 
 

@@ -159,7 +159,8 @@ class Runtime:
     def new_faults(self) -> Counter[str]:
         """Faults and retries since the last call, also those between batches, by name."""
         now = self.fault_counts()
-        found, self._reported = now - self._reported, now
+        found = now - self._reported
+        self._reported = now
         return found
 
     def _own_faults(self) -> Counter[str]:
@@ -170,7 +171,8 @@ class Runtime:
 
     def usage(self) -> list[ProcessUsage]:
         """What this process and the players have used so far; called on the event loop."""
-        engine, env = self.engine.utilization.snapshot(), self.pool.utilization.snapshot()
+        engine = self.engine.utilization.snapshot()
+        env = self.pool.utilization.snapshot()
         own = ProcessUsage(engine, env, time.thread_time(), count_retries(self._own_faults()))
         return [own, *(self.players.usage() if self.players is not None else ())]
 

@@ -42,7 +42,9 @@ class Prompts:
         response_len: int | None,
     ) -> None:
         """`response_len`: most tokens of a response; None for `--rollout-max-response-len`."""
-        self.runtime, self.spec, self.session = runtime, spec, session
+        self.runtime = runtime
+        self.spec = spec
+        self.session = session
         self.encoder = encoder
         self.conversation = Conversation(runtime.memory)
         self._response_len = response_len
@@ -62,7 +64,8 @@ class Prompts:
 
     def first(self) -> Prompt:
         """Encode the first prompt; raises EncodingError, and ConfigError if it does not fit."""
-        prompt, runtime = self._build(None), self.runtime
+        prompt = self._build(None)
+        runtime = self.runtime
         settings = runtime.settings if self.has_memory else None
         runtime.flags.check_first_prompt(
             self.spec.name, len(prompt.token_ids), settings, self._response_len
@@ -74,7 +77,8 @@ class Prompts:
     async def after(self, turn: Turn, may_write_notes: bool) -> NextPrompt:
         """Encode the prompt after a turn, or the one that asks for notes if they are due; raises
         EncodingError."""
-        prompt, flags = await self._encode(turn), self.runtime.flags
+        prompt = await self._encode(turn)
+        flags = self.runtime.flags
         if may_write_notes and self._are_notes_due(turn.prompt, prompt):
             asking = await self._encode(turn, notes=True)
             if flags.fits(len(asking.token_ids), self.conversation.notes_tokens):
@@ -84,7 +88,8 @@ class Prompts:
         return NextPrompt(prompt, flags.fits(len(prompt.token_ids), self._response_len))
 
     def _are_notes_due(self, before: Prompt, prompt: Prompt) -> bool:
-        flags, most = self.runtime.flags, self.conversation.notes_tokens
+        flags = self.runtime.flags
+        most = self.conversation.notes_tokens
         if most is None:
             return False
         tokens = len(prompt.token_ids)
@@ -133,7 +138,8 @@ class Prompts:
     ) -> None:
         """Add the response to `prompt` to the conversation; the environment showed `shown` before
         it."""
-        encoder, ended = self.encoder, self._note_end(generation)
+        encoder = self.encoder
+        ended = self._note_end(generation)
         told = encoder.past_answer(
             encoder.answer_text(generation.token_ids, generation.stop_id), cut=ended is None
         )
@@ -146,7 +152,8 @@ class Prompts:
         self._note_end(generation)
         text = after_reasoning(self.read(generation).text)
         self.conversation.noted(text)
-        ends, control = self.encoder.end_of_turn_ids, self.encoder.text.control_ids
+        ends = self.encoder.end_of_turn_ids
+        control = self.encoder.text.control_ids
         return (
             measure_notes(generation, text, prompt, ends, control) | self.conversation.facts_kept()
         )

@@ -55,7 +55,8 @@ def routing_headers(flags: RolloutFlags, spec: EpisodeSpec) -> Mapping[str, str]
 def differing_prompt(generation: Generation, prompt: Prompt) -> tuple[str, str] | None:
     """Return the name of the fault, and words for it, if the engine answered a prompt of another
     length."""
-    used, sent = generation.meta_info.get("prompt_tokens"), len(prompt.token_ids)
+    used = generation.meta_info.get("prompt_tokens")
+    sent = len(prompt.token_ids)
     if not isinstance(used, int) or used in (sent, *NOT_COUNTED):
         return None
     name = "image_prompt_tokens_differ" if prompt.image_data else "prompt_tokens_differ"

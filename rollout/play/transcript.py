@@ -82,7 +82,8 @@ class Transcript:
             tokens: lists with one entry per token of the response, such as `text` and `log_probs`.
             ids: the token ids of the prompt and of the response.
         """
-        waiting, numbers = iter(images), info.get("metrics") or {}
+        waiting = iter(images)
+        numbers = info.get("metrics") or {}
         changed = {
             key: value for key, value in numbers.items() if value != self._metrics.get(key, 0)
         }
@@ -145,7 +146,8 @@ class Transcript:
     def _token_ids(self, prompt: Sequence[int], response: Sequence[int]) -> dict[str, Any]:
         """A turn's ids; the first `shared` ids of its prompt are those of the last turn's prompt
         and response."""
-        ids, answer = token_prefix(prompt).to_numpy(), token_prefix(response).to_numpy()
+        ids = token_prefix(prompt).to_numpy()
+        answer = token_prefix(response).to_numpy()
         length = min(len(ids), len(self._ids))
         different = np.flatnonzero(ids[:length] != self._ids[:length])
         shared = int(different[0]) if len(different) else length

@@ -54,15 +54,18 @@ class RemoteEpisode(Episode):
         self, players: PlayerProcesses, key: int, spec: EpisodeSpec, replay: Replay
     ) -> None:
         # super().__init__() is not called, because it needs the environment.
-        self.spec, self.runtime = spec, players.runtime
+        self.spec = spec
+        self.runtime = players.runtime
         self.index = self.steps = 0
         self.stop: StopReason | None = None
-        self.has_next_prompt, self.total_reward = True, 0.0
+        self.has_next_prompt = True
+        self.total_reward = 0.0
         self.prompt = NOTHING
         self.answers = [tuple(ids) for ids in replay.answers]
         self.stepped = list(replay.stepped)
         self._digests = list(replay.digests)
-        self._players, self._key = players, key
+        self._players = players
+        self._key = key
         self._player: RunningPlayer | None = None
         """The player that has the episode in this state; None if none has."""
         self._played: tuple[Progress, Turn]
@@ -80,7 +83,8 @@ class RemoteEpisode(Episode):
             self._player, opened = await self._players.begin(
                 self._key, "open", self._key, self.spec, played
             )
-            self.prompt, self._digests = NOTHING, []
+            self.prompt = NOTHING
+            self._digests = []
             self._take(opened)
         return self._player
 
@@ -151,7 +155,8 @@ class PlayerProcesses:
         self._args = copy.copy(args)
         """slime's `args` for a player, which plays alone; the YAML's keys are in it, and the file
         may have changed."""
-        self._args.rollout_processes, self._args.custom_config_path = 1, None
+        self._args.rollout_processes = 1
+        self._args.custom_config_path = None
         self._places = [PlayerPlace(number) for number in range(count)]
         self.where: dict[int, PlayerPlace] = {}
         """Where each open episode is, by its key, including those that are being opened."""
@@ -178,14 +183,16 @@ class PlayerProcesses:
     async def evaluate(self, spec: EpisodeSpec) -> EpisodeResult:
         """Play a held-out episode in one of the players; if that dies, from the start in its
         successor."""
-        key, first = next(self._keys), self.runtime.engine.weights.first
+        key = next(self._keys)
+        first = self.runtime.engine.weights.first
         try:
             _, (result, changes) = await self.begin(key, "evaluate", spec, first)
         except EnvironmentFault as fault:
             return EpisodeResult(spec, (), StopReason.FAILED, str(fault), Transcript())
         finally:
             self.where.pop(key, None)
-        prompt, turns = NOTHING, list[Turn]()
+        prompt = NOTHING
+        turns = list[Turn]()
         for turn, change in zip(result.turns, changes, strict=True):
             prompt = changed_prompt(prompt, change)
             turns.append(replace(turn, prompt=prompt))
@@ -218,7 +225,8 @@ class PlayerProcesses:
                 if place.started or isinstance(fault, ReplayError) or not others:
                     raise
                 self.where[key] = self._emptiest(others)
-        place.started, place.avoided_until = True, 0.0
+        place.started = True
+        place.avoided_until = 0.0
         for other, fault in tried.items():
             if not other.started:
                 if not other.avoided_until:
@@ -264,7 +272,8 @@ class PlayerProcesses:
     async def _start(self, place: PlayerPlace) -> RunningPlayer:
         """Start a player; the one returned may have died already."""
         player = RunningPlayer(lambda report: self._take(place, report), lambda: self._died(place))
-        args, count = copy.copy(self._args), len(self._places)
+        args = copy.copy(self._args)
+        count = len(self._places)
         # The workers of all players add up to `_workers`.
         args.env_workers = max(1, (self._workers + count - 1 - place.number) // count)
         try:
@@ -295,8 +304,10 @@ class PlayerProcesses:
         place.usage = report.usage
 
     def _died(self, place: PlayerPlace) -> None:
-        place.earlier, place.usage = place.earlier.plus(place.usage), UNUSED
-        place.started, place.avoided_until = False, 0.0
+        place.earlier = place.earlier.plus(place.usage)
+        place.usage = UNUSED
+        place.started = False
+        place.avoided_until = 0.0
         self.faults["player_died"] += 1
         place.deaths.append(self.turns)
         while place.deaths[0] < self.turns - self.runtime.flags.turns_per_batch:

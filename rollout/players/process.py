@@ -125,10 +125,12 @@ class Player(Channel):
     def send(self, *message: Any) -> None:
         """Send a message, after a report of what was counted until now."""
         if self._runtime is not None:
-            faults, now = self._runtime.fault_counts(), time.monotonic()
+            faults = self._runtime.fault_counts()
+            now = time.monotonic()
             new = faults - self._reported
             if new or now - self._reported_at >= REPORT_S:
-                self._reported, self._reported_at = faults, now
+                self._reported = faults
+                self._reported_at = now
                 super().send(REPORT, True, Report(new, self._runtime.usage()[0]))
         super().send(*message)
 
@@ -164,7 +166,8 @@ class Player(Channel):
         """
         self._note_version(first_version)
         episode = self._episodes[key]
-        before, known = episode.prompt, len(episode.digests)
+        before = episode.prompt
+        known = len(episode.digests)
         began = time.perf_counter()
         generation = await episode.generate(params, gives_up=lambda: True)
         self._engine_s[key] += time.perf_counter() - began

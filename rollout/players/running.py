@@ -32,7 +32,8 @@ class RunningPlayer(Child):
         """`died` is called when the connection to it is lost without `end`."""
         super().__init__("a rollout process")
         self.launched: Launched | None = None
-        self._report, self._died = report, died
+        self._report = report
+        self._died = died
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self, launched: Launched, args: Any) -> tuple[str, int]:

@@ -72,7 +72,8 @@ NOTHING = Prompt(TokenPrefix())
 def prompt_change(old: Prompt, new: Prompt) -> PromptChange:
     """Return how `new` differs from `old`, the prompt before it."""
     kept, ids = token_prefix(new.token_ids).since(old.token_ids)
-    engine_kept, engine_ids = 0, None
+    engine_kept = 0
+    engine_ids = None
     if new.engine_ids is not None:
         engine_kept, engine_ids = token_prefix(new.engine_ids).since(old.engine_ids)
     inputs = None if new.train_inputs is None else _known(_parts(old), new.train_inputs.parts)

@@ -189,7 +189,8 @@ def joined(messages: Sequence[Message]) -> Message:
     """Return one message with the contents of all, with a blank line between them."""
     first, *others = messages
     for message in others:
-        before, content = first["content"], message["content"]
+        before = first["content"]
+        content = message["content"]
         if isinstance(before, str) and isinstance(content, str):
             content = f"{before}\n\n{content}"
         else:

@@ -114,7 +114,8 @@ def _apart(before: str, after: str, between: str | None) -> tuple[str, str, tupl
     two calls."""
     if between is None:
         return before.strip(), after, ("", "")
-    opener, closer = common_end(before, between), _whole_tags(after, between)
+    opener = common_end(before, between)
+    closer = _whole_tags(after, between)
     section = before.removesuffix(opener).strip(), after.removeprefix(closer).strip()
     return opener.strip(), closer, section
 

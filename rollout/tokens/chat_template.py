@@ -187,11 +187,9 @@ class ChatTemplate:
     def image_text(self) -> str | None:
         """What the template writes for an image in a user message, the same for each; None if it
         shows no images."""
-        left, image, right = (
-            {"type": "text", "text": LEFT},
-            {"type": "image"},
-            {"type": "text", "text": RIGHT},
-        )
+        left = {"type": "text", "text": LEFT}
+        image = {"type": "image"}
+        right = {"type": "text", "text": RIGHT}
         text = self._shown("user", [left, image, right, image, left]) or ""
         first, _, rest = text.partition(LEFT)[2].partition(RIGHT)
         if first and first != (second := rest.partition(LEFT)[0]):

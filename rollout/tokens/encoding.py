@@ -313,7 +313,8 @@ class DeltaEncoder:
         text, if any do."""
         if span is None or span[0] >= span[1]:
             return None
-        chars, counts = self.text.chars_within(response_ids), range(len(response_ids) + 1)
+        chars = self.text.chars_within(response_ids)
+        counts = range(len(response_ids) + 1)
         start, end = (bisect_right(counts, limit, key=chars) - 1 for limit in span)
         end += chars(end) < span[1] and end < len(response_ids)
         return (start, end) if start < end else None

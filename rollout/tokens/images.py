@@ -26,7 +26,8 @@ QWEN_PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"
 NAMES_ONLY = frozenset(
     {"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"}
 )
-PIXELS, GRID = "pixel_values", "image_grid_thw"
+PIXELS = "pixel_values"
+GRID = "image_grid_thw"
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than images."""
 
@@ -106,8 +107,10 @@ class ImageEncoder:
         inputs = {
             k: v for k, v in out.items() if k not in TEXT_KEYS and isinstance(v, torch.Tensor)
         }
-        found, image_processor = ids.count(self.token_id), self._processor.image_processor
-        grid, merge = inputs.get(GRID), getattr(image_processor, "merge_size", 1)
+        found = ids.count(self.token_id)
+        image_processor = self._processor.image_processor
+        grid = inputs.get(GRID)
+        merge = getattr(image_processor, "merge_size", 1)
         if grid is not None and found != (expected := int(grid.prod(-1).sum()) // merge**2):
             raise EncodingError(
                 f"a picture of {size_of(image)} has {found} placeholder tokens in the text but its "
@@ -124,8 +127,10 @@ class ImageEncoder:
         with its neighbours."""
         at = [i for i, token in enumerate(ids) if token in self._text.control_ids]
         if ids[:1] == [self._text.bos_id]:
-            ids, at = ids[1:], [i - 1 for i in at[1:]]
-        head, tail = self._text.decode(ids[: at[0]]), self._text.decode(ids[at[-1] + 1 :])
+            ids = ids[1:]
+            at = [i - 1 for i in at[1:]]
+        head = self._text.decode(ids[: at[0]])
+        tail = self._text.decode(ids[at[-1] + 1 :])
         return TemplateText(head, tuple(ids[at[0] : at[-1] + 1]), tail)
 
 
@@ -155,7 +160,9 @@ def make_small(
         return inputs
     patch, temporal, merge, *colors = found
     mean, std = (torch.tensor(list(color)) for color in colors)
-    values, grid, channels = inputs[PIXELS], inputs[GRID], 3
+    values = inputs[PIXELS]
+    grid = inputs[GRID]
+    channels = 3
     fits = values.dim() == 2 and values.shape[1] == channels * temporal * patch**2
     if (
         not fits

@@ -82,7 +82,8 @@ def compare(
             return
         (_, at), (_, there) = found
         while at < len(ids) and there < len(reference) and ids[at] == reference[there]:
-            at, there = at + 1, there + 1
+            at = at + 1
+            there = there + 1
         differences.append((at, there, reference))
     at, there, closest = max(differences, key=lambda difference: difference[0])
 

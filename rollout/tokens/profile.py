@@ -29,7 +29,8 @@ from rollout.tokens.chat_template import (
 )
 from rollout.tokens.reading import CHANNEL
 
-REASON, CONTENT = "because", "therefore"
+REASON = "because"
+CONTENT = "therefore"
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 SAMPLE = "turn left and go on"
 

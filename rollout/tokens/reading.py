@@ -9,7 +9,9 @@ import json
 import re
 from dataclasses import dataclass, field
 
-CHANNEL, MESSAGE, END_OF_MESSAGE = "<|channel|>", "<|message|>", "<|end|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+END_OF_MESSAGE = "<|end|>"
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
 _THOUGHTS = "analysis"
 
@@ -72,7 +74,8 @@ def _read_message(reading: Reading, response: str, start: int, end: int, ended: 
         if CHANNEL not in response[start:end]:
             reading.copy(response, start, end)
         return
-    header, body = response[start:body], body + len(MESSAGE)
+    header = response[start:body]
+    body = body + len(MESSAGE)
     recipient = _RECIPIENT.search(header)
     channel = header.partition(CHANNEL)[2].split(maxsplit=1)
     if recipient is not None:

@@ -72,7 +72,8 @@ class Renderer:
         texts: dict[str, Part] = {}
         shown: list[tuple[str, str]] = []
         for number, message in enumerate(messages):
-            content, rule = message.get("content"), self._template.text_rule(message["role"])
+            content = message.get("content")
+            rule = self._template.text_rule(message["role"])
             if len(message) != 2 or not isinstance(content, str) or rule is None:
                 return self.whole(messages, tools=tools, seen_tool=seen_tool)
             mark = ""
@@ -110,7 +111,8 @@ class Renderer:
                 message
             ):
                 continue
-            mark, content = chr(ANSWERS + number), message["content"]
+            mark = chr(ANSWERS + number)
+            content = message["content"]
             shown[number] = {**message, "content": mark}
             lead = self._profile.lead
             texts[mark] = (

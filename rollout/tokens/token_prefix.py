@@ -51,7 +51,8 @@ class TokenPrefix(Sequence[int]):
             for ids in more:
                 buffer.ids.extend(_array(ids))
             buffer.json = buffer.json or bytearray()
-            grown._buffer, grown._length = buffer, len(buffer.ids)
+            grown._buffer = buffer
+            grown._length = len(buffer.ids)
         return grown
 
     def since(self, earlier: Sequence[int] | None) -> tuple[int, array[int]]:

@@ -25,7 +25,9 @@ class _Terminated(BaseException):
 def main() -> None:
     """Entry of the guard: `sys.argv` holds the worker's socket, its entry (`module:name`), and the
     trainer's pid."""
-    connection, entry, trainer = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    connection = int(sys.argv[1])
+    entry = sys.argv[2]
+    trainer = int(sys.argv[3])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     worker = os.fork()

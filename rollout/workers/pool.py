@@ -167,7 +167,9 @@ class EnvSession:
         self.replayed = False
         """Whether the turns are those of an earlier process, which has counted what happened in
         them."""
-        self._pool, self._worker, self._key = pool, worker, key
+        self._pool = pool
+        self._worker = worker
+        self._key = key
         self._host: Host | None = None
         self._open = True
         worker.sessions += 1
@@ -216,7 +218,9 @@ class EnvSession:
         """Take a step, or with None make sure that the environment exists; replay the episode after
         a fault."""
         settings = self._pool.settings
-        failure, trace, known = "", "", len(self.digests)
+        failure = ""
+        trace = ""
+        known = len(self.digests)
         for _ in range(settings.max_env_retries_per_turn + 1):
             try:
                 reply = (
@@ -236,10 +240,12 @@ class EnvSession:
                 self.reply = reply
                 return reply
             except ReplayError as error:
-                failure, trace = f"{failure}; {error}" if failure else str(error), ""
+                failure = f"{failure}; {error}" if failure else str(error)
+                trace = ""
                 break
             except (ChildLostError, WorkerFault) as error:
-                failure, trace = str(error), getattr(error, "trace", "")
+                failure = str(error)
+                trace = getattr(error, "trace", "")
                 self._host = None
         raise EnvironmentFault(f"{failure}\n{trace}{self.describe(response_text)}")
 
@@ -262,7 +268,9 @@ class EnvSession:
             raise ReplayError(f"the replayed episode differs from the original at step {step}")
         if self.digests:
             self._pool.faults["replayed"] += 1
-        self._host, self.digests, self.reply = host, digests, reply
+        self._host = host
+        self.digests = digests
+        self.reply = reply
         return reply
 
     def describe(self, response_text: str | None = None) -> str:

@@ -218,7 +218,8 @@ def cut_observation(observation: Observation, limits: ObservationLimits) -> Obse
 
     The two parts of `text` share one limit. `obs_str` repeats them and has its own limit.
     """
-    texts, multi_modal = observation["text"], observation.get("multi_modal_data") or {}
+    texts = observation["text"]
+    multi_modal = observation.get("multi_modal_data") or {}
     images = sum(map(len, multi_modal.values()))
     share = _share(limits.chars, list(texts.values()))
     if share is None and len(observation["obs_str"]) <= limits.chars and images <= limits.images:

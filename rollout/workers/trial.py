@@ -68,7 +68,9 @@ async def try_environments(
     what could not be tried and about starts that differ or leave threads. `look` gets the first
     reply of each episode that is reset.
     """
-    began, known, notes = time.monotonic(), set[str](), list[str]()
+    began = time.monotonic()
+    known = set[str]()
+    notes = list[str]()
     trial = Trial(settings)
     try:
         for episode in episodes:
@@ -188,7 +190,8 @@ class Trial:
         if not self._in_thread:
             command = ("timed", limit_s, *command)
         name = arguments[0].__name__ if method == "ask" else method
-        kind, advice = EnvironmentFault, f"end the loop there, or set {key} if it needs this long"
+        kind = EnvironmentFault
+        advice = f"end the loop there, or set {key} if it needs this long"
         try:
             return (await self._worker.call(None, limit_s + GRACE_S, *command))[1]
         except TooSlowError:

@@ -243,10 +243,8 @@ def _within(reply: EnvReply, limits: ObservationLimits | None) -> EnvReply:
     cut."""
     if limits is None or reply.whole_prompts:
         return reply
-    observation, messages = (
-        cut_observation(reply.observation, limits),
-        cut_messages(reply.messages, limits),
-    )
+    observation = cut_observation(reply.observation, limits)
+    messages = cut_messages(reply.messages, limits)
     if observation is reply.observation and messages is reply.messages:
         return reply
     return replace(reply, observation=observation, messages=messages, was_cut=True)

@@ -21,7 +21,8 @@ GUESSES = 3
 def main() -> None:
     client = OpenAI()  # reads OPENAI_BASE_URL and OPENAI_API_KEY
     secret = random.Random(int(os.environ["AGENT_SEED"])).randint(1, 8)
-    low, high = 1, 8
+    low = 1
+    high = 8
     found = False
     for left in range(GUESSES, 0, -1):
         question = f"The number is at least {low} and at most {high}. Guesses left: {left}."

@@ -73,7 +73,8 @@ def _unfinished(store: Path) -> Iterator[Path]:
 
 def _build(recipe: Recipe, buildah: Buildah, say: Callable[[str], object]) -> Image:
     """Build the image into `out / "tree"`; return its settings."""
-    work, settings = buildah.work, buildah.settings
+    work = buildah.work
+    settings = buildah.settings
     fetch = functools.partial(fetch_base, buildah=buildah, say=say)
     text = with_base_images(recipe.text, settings.build_args, fetch, FIRST_LINE)
     if settings.build_command:

@@ -49,7 +49,8 @@ _BUILD = (
     *("bud", "--layers", "--pull-never", "--isolation", "chroot", "--network", "host"),
     *("--cap-drop", "CAP_SYS_CHROOT"),
 )
-_PROCESSES, _FILES = 1024, 1 << 16
+_PROCESSES = 1024
+_FILES = 1 << 16
 UNLIMITED_MB = 1 << 20
 _VARIABLES = {
     "PATH": "/usr/bin:/bin:/usr/sbin:/sbin",

@@ -124,7 +124,8 @@ def _own_filter(seccomp: Any, in_verdict: bool) -> bytes:
         loads = [seccomp.Arg(place, seccomp.MASKED_EQ, _WORD, value) for place, value in operation]
         made.add_rule(seccomp.ERRNO(errno.EACCES), name, *loads, program)
     # A process may read the limits of another one, and set only its own, which is number 0.
-    other, sets = seccomp.Arg(0, seccomp.NE, 0), seccomp.Arg(2, seccomp.NE, 0)
+    other = seccomp.Arg(0, seccomp.NE, 0)
+    sets = seccomp.Arg(2, seccomp.NE, 0)
     made.add_rule(seccomp.ERRNO(errno.EPERM), "prlimit64", other, sets)
     return _program(seccomp, made)
 
@@ -150,7 +151,8 @@ def _docker_filter(seccomp: Any) -> bytes:
 def _applies(rule: Mapping[str, Any], machine: str) -> bool:
     """Whether a rule of Docker's profile holds for a process without capabilities on this
     machine."""
-    wanted, unwanted = rule["includes"], rule["excludes"]
+    wanted = rule["includes"]
+    unwanted = rule["excludes"]
     if wanted.get("caps") or machine in unwanted.get("arches", ()):
         return False
     return machine in wanted.get("arches", (machine,))

@@ -88,7 +88,8 @@ class Sandbox:
     def command(self, argv: Sequence[str]) -> list[str]:
         """The whole command line: namespaces and mounts, a user without rights, limits, filters,
         then `argv`."""
-        bwrap, setpriv = find_bwrap(), find_tool("setpriv")
+        bwrap = find_bwrap()
+        setpriv = find_tool("setpriv")
         spaces = [
             "--unshare-ipc",
             "--unshare-pid",
@@ -267,7 +268,8 @@ def _system_files() -> tuple[Path, Path]:
     """Files that say where localhost is and who the commands' user is; Node's `os.userInfo()` fails
     without a user."""
     folder = process_folder().make()
-    hosts, passwd = folder / "hosts", folder / "passwd"
+    hosts = folder / "hosts"
+    passwd = folder / "passwd"
     hosts.write_text(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n", encoding="utf-8"
     )

@@ -93,8 +93,10 @@ class KeptOutput:
     """Keeps the first and the last `keep` bytes of a stream."""
 
     def __init__(self, keep: int) -> None:
-        self.keep, self.total = keep, 0
-        self.head, self.tail = bytearray(), bytearray()
+        self.keep = keep
+        self.total = 0
+        self.head = bytearray()
+        self.tail = bytearray()
 
     def add(self, data: bytes) -> None:
         self.total += len(data)
@@ -161,13 +163,18 @@ class _Run:
         stdin: bytes,
         report_fd: int,
     ) -> None:
-        self.namespace, self.process = namespace, namespace.process
-        self.limits, self.size_of, self.tree_limit = limits, size_of, tree_limit
-        self.output, self.report = KeptOutput(limits.keep_bytes), bytearray()
+        self.namespace = namespace
+        self.process = namespace.process
+        self.limits = limits
+        self.size_of = size_of
+        self.tree_limit = tree_limit
+        self.output = KeptOutput(limits.keep_bytes)
+        self.report = bytearray()
         assert self.process.stdin is not None and self.process.stdout is not None
         self.writer = threading.Thread(target=_write, args=(self.process.stdin, stdin), daemon=True)
         self.writer.start()
-        self.stdout, self.report_fd = self.process.stdout, report_fd
+        self.stdout = self.process.stdout
+        self.report_fd = report_fd
         self.selector = selectors.DefaultSelector()
         self.ended_fd = os.pidfd_open(self.process.pid)
         self.selector.register(self.ended_fd, selectors.EVENT_READ)
@@ -337,7 +344,8 @@ def _pipe(ends: contextlib.ExitStack) -> tuple[IO[bytes], IO[bytes]]:
 
 def _find_first(info_fd: int) -> int | None:
     """The namespace's first process, from what bwrap tells; None if bwrap made no namespace."""
-    told, deadline = b"", time.monotonic() + _END_S
+    told = b""
+    deadline = time.monotonic() + _END_S
     while b"}" not in told:
         ready, _, _ = select.select([info_fd], [], [], max(deadline - time.monotonic(), 0))
         data = os.read(info_fd, 4096) if ready else b""

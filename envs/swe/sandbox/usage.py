@@ -19,7 +19,8 @@ def tree_bytes(tree: Path, may_hide: bool = False) -> int:
 
     With `may_hide`, what cannot be listed does not count; else it makes the tree unmeasurable.
     """
-    total, unlisted = 0, list[str]()
+    total = 0
+    unlisted = list[str]()
     for entry in walk(tree, unlisted=unlisted.append):
         try:
             total += max(512 * entry.stat(follow_symlinks=False).st_blocks, _ENTRY_BYTES)

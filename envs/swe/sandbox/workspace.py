@@ -91,7 +91,8 @@ class ProcessFolder:
 def per_process(make: Callable[[], T]) -> Callable[[], T]:
     """Return a function that calls `make` once in each process; a fork has neither its threads nor
     its locks."""
-    made, making = functools.cache(lambda process: make()), threading.Lock()
+    made = functools.cache(lambda process: make())
+    making = threading.Lock()
 
     def made_here() -> T:
         with making:
@@ -124,7 +125,8 @@ def run_program(*argv: str) -> None:
 
 
 def _start(*argv: str, stderr: Any = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    env, null = {"PATH": PROGRAMS, "LC_ALL": "C"}, subprocess.DEVNULL
+    env = {"PATH": PROGRAMS, "LC_ALL": "C"}
+    null = subprocess.DEVNULL
     # In a new session, so that Ctrl-C in the terminal does not interrupt it.
     return subprocess.Popen(
         argv, env=env, stdin=null, stdout=null, stderr=stderr, start_new_session=True

@@ -84,7 +84,9 @@ class _Calibration:
     are valid."""
 
     def __init__(self, instance: Instance, pristine: Path, settings: TestSettings) -> None:
-        self.instance, self.pristine, self.settings = instance, pristine, settings
+        self.instance = instance
+        self.pristine = pristine
+        self.settings = settings
         with trees.scratch_tree() as tree:
             trees.build_reference(tree, pristine, instance)
             changes = trees.counted_changes(tree, pristine, instance)
@@ -96,13 +98,15 @@ class _Calibration:
 
     def plan(self) -> Plan:
         """Find the valid probes in up to 21 runs of tests; raises as `load_plan`."""
-        name, required = self.instance.instance_id, self.instance.required
+        name = self.instance.instance_id
+        required = self.instance.required
         try:
             plain = run_tests(self.reference, required, self.settings)
             check_green(self.instance, plain)
         except NotCounted as error:
             raise ConfigError(f"{name}: the reference patch is not paid: {error}") from error
-        places, counts = dict[str, tuple[str, int]](), collections.Counter[str]()
+        places = dict[str, tuple[str, int]]()
+        counts = collections.Counter[str]()
         for test in plain.collected:
             function = test.split("[", 1)[0]
             places[test] = function, counts[function]
@@ -119,7 +123,8 @@ class _Calibration:
         by_number = {number: weight for (_, number), weight in weights.items()}
         raising = {one.number for one in expected if one.operator == "raises"} & by_number.keys()
         total = sum(by_number.values()) - EXCEPTION_BITS * max(len(raising) - 1, 0)
-        decided, why = {test for test, _ in weights}, ""
+        decided = {test for test, _ in weights}
+        why = ""
         if bare := [test for test in self.instance.fail_to_pass if test not in decided]:
             why = f"no probe tells a solution from the unsolved tree in {_some(bare)}, so code that fakes it is paid"
         elif total < MIN_BITS:
@@ -128,7 +133,8 @@ class _Calibration:
             why = f"none of its probes asks for {FEW_BITS} bits or more: answers such as True or 3 do not count alone"
         if why:
             raise ConfigError(f"{name}: {why}")
-        own, drawn = {one.key for one in expected}, list[Expected]()
+        own = {one.key for one in expected}
+        drawn = list[Expected]()
         readable = [
             t
             for t in self.instance.fail_to_pass
@@ -180,10 +186,8 @@ class _Calibration:
         for one in expected:
             values.setdefault(one.number, []).extend(map(loosely, one.values))
         tests = dict.fromkeys(one.test for one in expected)
-        run, unsolved = (
-            self._play(self.reference, tests, leaks=values),
-            self._play(self._unsolved, tests),
-        )
+        run = self._play(self.reference, tests, leaks=values)
+        unsolved = self._play(self._unsolved, tests)
         written = self._literals()
         weights: dict[tuple[str, int], int] = {}
         absent: set[int] = set()

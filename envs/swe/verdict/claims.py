@@ -79,7 +79,8 @@ class Origins:
     """Where the names of a module and of one function come from."""
 
     def __init__(self, module: ast.Module, packages: Collection[str]) -> None:
-        self.packages, self.in_function = packages, False
+        self.packages = packages
+        self.in_function = False
         self.names: dict[str, Origin] = {"self": Origin.TOUCHED, "cls": Origin.TOUCHED}
         for _ in range(2):
             for node in module.body:
@@ -88,7 +89,8 @@ class Origins:
     def inside(self, function: Function) -> Origins:
         """The same with the function's own names."""
         made = copy.copy(self)
-        made.names, made.in_function = dict(self.names), True
+        made.names = dict(self.names)
+        made.in_function = True
         given = parametrized(function)
         for argument in (
             *function.args.posonlyargs,

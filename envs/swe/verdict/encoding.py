@@ -87,16 +87,21 @@ def _encode(value, room, depth):
 
 def _number(value):
     if isinstance(value, numbers.Integral):
-        kind, digits = "int", [hex(int(value))]
+        kind = "int"
+        digits = [hex(int(value))]
     elif isinstance(value, decimal.Decimal):
-        kind, digits = "decimal", [str(value)]
+        kind = "decimal"
+        digits = [str(value)]
     elif isinstance(value, fractions.Fraction):
-        kind, digits = "fraction", [hex(value.numerator), hex(value.denominator)]
+        kind = "fraction"
+        digits = [hex(value.numerator), hex(value.denominator)]
     elif isinstance(value, numbers.Real):
-        kind, digits = "float", [float(value).hex()]
+        kind = "float"
+        digits = [float(value).hex()]
     else:
         number = complex(value)
-        kind, digits = "complex", [number.real.hex(), number.imag.hex()]
+        kind = "complex"
+        digits = [number.real.hex(), number.imag.hex()]
     if max(map(len, digits)) > MAX_DIGITS:
         raise ValueError("a number with too many digits")
     return [kind, *digits]

@@ -310,7 +310,8 @@ def _verdict(instance: Instance, green: Collection[str]) -> Verdict:
 
 def _wrong_tests(instance: Instance, settings: TestSettings, plan: Plan, build: Build) -> set[str]:
     """The tests with a wrong probe; raises NotCounted if the probes did not run in time."""
-    wrong, limits = set[str](), settings.limits
+    wrong = set[str]()
+    limits = settings.limits
     deadline = time.monotonic() + PROBES_TIME * limits.seconds
     for draw in sorted({one.draw for one in plan.expected}):
         expected = [one for one in plan.expected if one.draw == draw]

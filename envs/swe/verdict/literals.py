@@ -38,7 +38,8 @@ class Literals:
 
 def literals_in(tree: Path) -> Literals:
     """Read all files of a tree; what is neither Python nor text, or too large, is left out."""
-    values, texts = set[str](), list[str]()
+    values = set[str]()
+    texts = list[str]()
     for entry in walk(tree, (".git",)):
         if not entry.is_file(follow_symlinks=False) or entry.stat().st_size > _MAX_BYTES:
             continue

@@ -136,12 +136,10 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(
         self, origins: Origins, with_expected: bool, draw: int, probes: dict[int, Probe]
     ) -> None:
-        self.module_origins, self.with_expected, self.draw, self.probes = (
-            origins,
-            with_expected,
-            draw,
-            probes,
-        )
+        self.module_origins = origins
+        self.with_expected = with_expected
+        self.draw = draw
+        self.probes = probes
         self.origins: Origins | None = None
         """Those of the test function that is being rewritten."""
         self.nested = False
@@ -155,7 +153,8 @@ class _Rewriter(ast.NodeTransformer):
         if not self.with_expected:
             _drop_docstring(node)
         if self.origins is not None:
-            outer, self.nested = self.nested, True
+            outer = self.nested
+            self.nested = True
             self.generic_visit(node)
             self.nested = outer
             return node
@@ -194,10 +193,12 @@ class _Rewriter(ast.NodeTransformer):
 
     def _probe(self, claim: Claim) -> list[ast.stmt]:
         """The statements that report what a claim observes."""
-        observed, expected = claim.observed, claim.expected
+        observed = claim.observed
+        expected = claim.expected
         if claim.operator in ("contains", "lacks"):
             assert isinstance(observed, ast.expr) and expected is not None
-            observed, expected = ast.Compare(expected, [ast.In()], [observed]), None
+            observed = ast.Compare(expected, [ast.In()], [observed])
+            expected = None
         nodes = ast.walk(observed) if isinstance(observed, ast.expr) else ()
         compares = any(
             isinstance(operator, ast.cmpop) and not isinstance(operator, ast.In)
@@ -257,7 +258,8 @@ def draw_literals(function: Function, seed: int) -> None:
     same changes.
     """
     rng = random.Random(f"{seed} {function.name}")
-    step, turn = rng.randint(1, 3), rng.randint(1, 5)
+    step = rng.randint(1, 3)
+    turn = rng.randint(1, 5)
     moved = [alphabet[turn:] + alphabet[:turn] for alphabet in (ascii_lowercase, ascii_uppercase)]
     letters = str.maketrans(ascii_lowercase + ascii_uppercase, "".join(moved))
     kept = {id(node) for outer in ast.walk(function) for node in _kept(outer)}

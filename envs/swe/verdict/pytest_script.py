@@ -37,7 +37,9 @@ class Judge:
 
     def __init__(self, wanted):
         self.wanted = set(wanted)
-        self.collected, self.uncollectable, self.outcomes = [], [], {}
+        self.collected = []
+        self.uncollectable = []
+        self.outcomes = {}
         self.marked = set()
         """Tests that may fail, by a mark of theirs or of a conftest."""
 
@@ -59,7 +61,8 @@ class Judge:
 
     def pytest_runtest_logreport(self, report):
         """Note the outcome of a test's call, or of a setup or teardown that went worse."""
-        test, outcome = report.nodeid, report.outcome
+        test = report.nodeid
+        outcome = report.outcome
         if report.when == "call" or outcome != "passed":
             if outcome == "skipped" and hasattr(report, "wasxfail") and test in self.marked:
                 outcome = "xfailed"
@@ -71,7 +74,8 @@ class Raised:
 
     def __init__(self, error):
         self.value = self.exception = error
-        self.type, self.tb = type(error), error.__traceback__
+        self.type = type(error)
+        self.tb = error.__traceback__
 
     def match(self, pattern):
         return True
@@ -86,12 +90,14 @@ class Prober:
     def __init__(self, tell, job):
         self.tell = tell
         self.wanted = set(map(tuple, job["wanted"]))
-        self.truths, self.values = set(job["truths"]), set(job["values"])
+        self.truths = set(job["truths"])
+        self.values = set(job["values"])
         self.leaks = job["leaks"]
         self.held = None
         """Wanted values that the modules of the tests hold, once they are known."""
         self.keys = {}
-        self.test, self.states = None, {}
+        self.test = None
+        self.states = {}
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
@@ -109,7 +115,9 @@ class Prober:
     def probe(self, number, observed=None, expected=None):
         """Report what `observed` returns or raises, and pass it on; `expected` is there in the
         reference alone."""
-        record, result, frame = {"probe": number, "test": self.test}, None, sys._getframe(1)
+        record = {"probe": number, "test": self.test}
+        result = None
+        frame = sys._getframe(1)
         if str(number) in self.leaks:
             if self.held is None:
                 wanted = set().union(*self.leaks.values())
@@ -197,7 +205,9 @@ def reachable(waiting, wanted):
     if not wanted:
         return set()
     tests = test_modules()
-    seen, kept, found = set(), [], set()
+    seen = set()
+    kept = []
+    found = set()
     foreign = {id(vars(module)) for module in list(sys.modules.values())}.difference(
         map(id, waiting)
     )

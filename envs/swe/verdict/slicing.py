@@ -95,10 +95,8 @@ def _is_unused(
         for t in _targets(node)
     ):
         return False
-    origin, calls = (
-        origins.of(node.value),
-        any(isinstance(n, ast.Call) for n in ast.walk(node.value)),
-    )
+    origin = origins.of(node.value)
+    calls = any(isinstance(n, ast.Call) for n in ast.walk(node.value))
     return (origin is Origin.TEST and (not calls or origins.in_function)) or (
         origin is Origin.TOUCHED and not calls
     )

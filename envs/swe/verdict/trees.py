@@ -163,7 +163,8 @@ def collect_changes(tree: Path, pristine: Path) -> Mapping[str, Change]:
     `MAX_FILES` files or `MAX_BYTES` bytes.
     """
     changes: dict[str, Change] = {}
-    before, after = dict(_plain_files(pristine)), dict(_plain_files(tree))
+    before = dict(_plain_files(pristine))
+    after = dict(_plain_files(tree))
     room = MAX_BYTES
     for path, status in after.items():
         old = before.get(path)

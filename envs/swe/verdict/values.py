@@ -52,11 +52,9 @@ class Approx:
     def __init__(self, expected: Any, rel: float | None, absolute: float | None) -> None:
         if rel is None and absolute is not None:
             rel = 0.0
-        self.expected, self.rel, self.absolute = (
-            expected,
-            TOLERANCE if rel is None else rel,
-            absolute or 1e-12,
-        )
+        self.expected = expected
+        self.rel = TOLERANCE if rel is None else rel
+        self.absolute = absolute or 1e-12
 
     def __eq__(self, other: object) -> bool:
         return nearly(other, self.expected, self.rel, self.absolute)
@@ -169,7 +167,8 @@ _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
         len(one) == len(two) and all(list(one).count(x) == list(two).count(x) for x in two)
     ),
 }
-_TRUE, _FALSE = ("truthy", "contains"), ("falsy", "lacks")
+_TRUE = ("truthy", "contains")
+_FALSE = ("falsy", "lacks")
 
 
 def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
@@ -180,7 +179,8 @@ def fits(how: str, exception: str, report: ProbeRecord, expected: Any) -> bool:
         kinds, pattern = expectation(expected)
         wanted = set(re.findall(r"[\w.]+", exception))
         wanted |= {kind[1] for kind in ([kinds] if kinds and kinds[0] == "type" else kinds)}
-        raised, message = report.raised, report.message
+        raised = report.raised
+        message = report.message
         if raised is None or wanted.isdisjoint(raised):
             return False
         return pattern is None or (isinstance(message, str) and _is_found(pattern, message))

@@ -73,7 +73,8 @@ def read_schemas(
     Raises:
         ToolError: none can be read.
     """
-    schemas, failed = dict[str, Schema](), list[ToolError]()
+    schemas = dict[str, Schema]()
+    failed = list[ToolError]()
     for tool in listing:
         name = tool["name"]
         described = {
@@ -120,7 +121,8 @@ class EpisodeTool(Tool):
 def tool_result(result: Mapping[str, Any]) -> ToolResult:
     """Return MCP's result, with images as data URIs; keys may be in the protocol's form or in
     Python's."""
-    texts, images = [], []
+    texts = []
+    images = []
     for part in result["content"]:
         match part["type"]:
             case "text":
@@ -134,7 +136,8 @@ def tool_result(result: Mapping[str, Any]) -> ToolResult:
     structured = result.get("structuredContent", result.get("structured_content"))
     if not result["content"] and structured is not None:
         texts.append(json.dumps(structured, ensure_ascii=False))
-    text, failed = "\n".join(texts), bool(result.get("isError", result.get("is_error")))
+    text = "\n".join(texts)
+    failed = bool(result.get("isError", result.get("is_error")))
     return ToolResult(f"error: {text}" if failed else text, tuple(images), failed=failed)
 
 

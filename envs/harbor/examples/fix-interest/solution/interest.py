@@ -10,7 +10,9 @@ def worth(amount, percent, years):
 def main(arguments):
     try:
         amount, percent, years = arguments
-        amount, percent, years = float(amount), float(percent), int(years)
+        amount = float(amount)
+        percent = float(percent)
+        years = int(years)
         if years < 0:
             raise ValueError("years must not be negative")
     except ValueError as error:

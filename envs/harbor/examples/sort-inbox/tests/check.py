@@ -19,7 +19,8 @@ def is_right(name, kind, text):
     return file.is_file() and not file.is_symlink() and file.read_text() == text
 
 
-inbox, folders = Path("/data/inbox"), os.environ["EXPECTED"].split()
+inbox = Path("/data/inbox")
+folders = os.environ["EXPECTED"].split()
 right = sum(is_right(name, kind, text) for name, (kind, text) in RIGHT.items())
 extra = [
     path
