@@ -2,7 +2,8 @@
 process.
 
     python -m benchmarks.rollout [--loops NAME ...] [--turns 512 2048] [--engines 1] [--processes 1]
-    PYTHONPATH=SLIME:. $SLIME_CPU_PYTHON -m benchmarks.rollout --loops slime slime-double
+    PYTHONPATH=tests/slime/cpu/imports:SLIME:. SLIME_CPU_WORK=/tmp \\
+        $SLIME_CPU_PYTHON -m benchmarks.rollout --loops slime slime-partial slime-double
 
 The loops are Verlog's order (lock-step), our fixed-turn and continuous batches, and slime's own
 `generate_rollout` with our `generate`, in an interpreter that can import slime

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.conversations import as_chains, as_skyrl, as_slime, as_turns, distinct_tokens, main
+from tests.fixtures.checkouts import slime_checkouts
 
 
 def turn(prompt: list[int], response: list[int], *said: str) -> dict[str, Any]:
@@ -43,17 +44,25 @@ def test_each_rule_counts_what_it_trains() -> None:
     assert as_chains(REWRITTEN) == as_skyrl(REWRITTEN) == ([4, 5], 3)
 
 
+@pytest.fixture
+def slime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """slime can be imported."""
+    if not (checkouts := slime_checkouts()):
+        pytest.skip("set SLIME_PATH to a slime checkout")
+    monkeypatch.syspath_prepend(checkouts[0])
+
+
+@pytest.mark.usefixtures("slime")
 def test_slimes_manager_trains_no_response_that_was_rewritten() -> None:
-    pytest.importorskip("slime.agent.trajectory")
     assert as_slime(MAIN) == ([6], 3)
     assert as_slime(INTERRUPTED) == ([6, 2], 4)
     assert as_slime(REWRITTEN) == ([5], 1)
 
 
+@pytest.mark.usefixtures("slime")
 def test_a_row_for_each_recording_and_rule(
     tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("slime.agent.trajectory")
     (tmp_path / "made_up.jsonl").write_text(
         "".join(json.dumps(turn) + "\n" for turn in INTERRUPTED)
     )

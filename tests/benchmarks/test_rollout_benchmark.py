@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.simulated_sglang import Engine, PrefixCache, Request, Timing, saturated
 from tests.fixtures.chatml import chatml_tokenizer
+from tests.fixtures.checkouts import slime_checkouts
 from tests.fixtures.warm_python import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,9 @@ def run(folder: Path, *loops: str, processes: int = 1) -> list[dict[str, Any]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = ["-c", RUN, str(folder), " ".join(loops), str(processes)]
     if loops[0].startswith("slime"):
-        environment["PYTHONPATH"] = f"{os.environ['SLIME_PATH']}:{ROOT}"
+        parts = (ROOT / "tests/slime/cpu/imports", slime_checkouts()[0], ROOT)
+        environment["PYTHONPATH"] = ":".join(map(str, parts))
+        environment["SLIME_CPU_WORK"] = str(folder)
         command = [os.environ["SLIME_CPU_PYTHON"], *words]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     else:
@@ -133,7 +136,7 @@ def test_players_in_other_processes_are_charged_for_what_they_compute(tmp_path: 
 
 
 def test_slimes_own_loop_plays_whole_episodes(tmp_path: Path) -> None:
-    if not os.environ.get("SLIME_PATH") or not os.environ.get("SLIME_CPU_PYTHON"):
+    if not slime_checkouts() or not os.environ.get("SLIME_CPU_PYTHON"):
         pytest.skip("set SLIME_PATH and SLIME_CPU_PYTHON as tests/slime/cpu/install.sh says")
     (row,) = run(tmp_path, "slime-partial")
     assert row["played_turns"] >= 2

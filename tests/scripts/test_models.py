@@ -2,7 +2,6 @@
 is refused."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from scripts.launcher.convert import export
 from scripts.launcher.models import VISION_MODELS, find_shape, is_complete, read_shape
 from scripts.launcher.variables import Paths
 from slime_verlog import ConfigError
+from tests.fixtures.checkouts import slime_checkouts
 from tests.scripts.conftest import Machine, by_flag
 
 
@@ -121,14 +121,15 @@ def test_crafter_with_pictures_is_ppo_from_a_conversion_that_sees(machine: Machi
 
 @pytest.mark.parametrize("model", VISION_MODELS)
 def test_this_slime_has_what_it_takes_to_train_with_pictures(machine: Machine, model: str) -> None:
-    """The files of the checkout that SLIME_PATH names, and the model provider that the script puts
-    into them."""
-    path = os.environ.get("SLIME_PATH")
-    if not path:
+    """The files of the first checkout that SLIME_PATH names, and the model provider that the script
+    puts into them."""
+    if not (checkouts := slime_checkouts()):
         pytest.skip("set SLIME_PATH to a slime checkout")
-    flags = by_flag(machine.build("run_crafter_vlm.sh", "--model", model, SLIME_PATH=path).words)
+    path = checkouts[0]
+    job = machine.build("run_crafter_vlm.sh", "--model", model, SLIME_PATH=str(path))
+    flags = by_flag(job.words)
     module, provider = flags["--spec"]
-    assert f"def {provider}(" in (Path(path) / f"{module.replace('.', '/')}.py").read_text()
+    assert f"def {provider}(" in (path / f"{module.replace('.', '/')}.py").read_text()
     assert int(flags["--num-layers"][0]) > 0
 
 
