@@ -42,8 +42,10 @@ def install_value_head(args: Any, slime: Slime) -> None:
         # The last thing that is done to a model before DDP.
         wrap(provider, "freeze_model_params", _move_head)
     parts = (
-        *((provider, "LinearForLastLayer"), (slime.model, "_reinitialize_critic_output_layer")),
-        *((slime.loss, "get_values"), (slime.actor, "get_values")),
+        (provider, "LinearForLastLayer"),
+        (slime.model, "_reinitialize_critic_output_layer"),
+        (slime.loss, "get_values"),
+        (slime.actor, "get_values"),
     )
     missing = [name for module, name in parts if not hasattr(module, name)]
     if missing and slime.actor is not None and hl_gauss_of(advantage_settings(args)) is not None:

@@ -31,8 +31,15 @@ SOURCE = "rollout.data_source.EpisodeSource"
 ENGINES_PER_PROCESS = 4
 """Engines that one process feeds, with `rollout_processes: auto`."""
 NEEDS_INSTALL = (
-    *("policy_loss", "critic_updates", "lambda_critic", "lambda_policy"),
-    *("actor_values", "critic_frozen", "value_loss", "value_pretraining", "on_update"),
+    "policy_loss",
+    "critic_updates",
+    "lambda_critic",
+    "lambda_policy",
+    "actor_values",
+    "critic_frozen",
+    "value_loss",
+    "value_pretraining",
+    "on_update",
 )
 """Keys of the YAML that only `advantage.patch.install` puts into effect."""
 

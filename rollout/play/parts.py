@@ -31,35 +31,39 @@ logger = logging.getLogger(__name__)
 MAX_TOOL_SETS = 256
 """Encoders with tools that are kept."""
 RETRIES = (
-    *(
-        "engine_refused",
-        "engine_connection_lost",
-        "engine_timeout",
-        "engine_bad_answer",
-        "engine_other_weights",
-    ),
-    *("turns_aborted", "turns_spanning_update", "turns_interrupted"),
-    *(
-        "env_timeout",
-        "env_worker_died",
-        "env_bad_reply",
-        "env_raised",
-        "env_tool_raised",
-        "env_judge_raised",
-    ),
+    "engine_refused",
+    "engine_connection_lost",
+    "engine_timeout",
+    "engine_bad_answer",
+    "engine_other_weights",
+    "turns_aborted",
+    "turns_spanning_update",
+    "turns_interrupted",
+    "env_timeout",
+    "env_worker_died",
+    "env_bad_reply",
+    "env_raised",
+    "env_tool_raised",
+    "env_judge_raised",
 )
 """Faults after which a turn is tried again; `engine_http_<status>` is another."""
 FAULTS = (
     *RETRIES,
-    *("env_replayed", "env_replay_mismatch", "env_close_failed", "env_observation_cut"),
-    *("episodes_failed", "episodes_too_slow", "episodes_lost_at_resume", "player_died"),
-    *(
-        "turns_by_other_weights",
-        "sanity_check_failed",
-        "answers_with_placeholder",
-        "notes_not_asked",
-    ),
-    *("prompt_tokens_differ", "image_prompt_tokens_differ", "responses_rewritten"),
+    "env_replayed",
+    "env_replay_mismatch",
+    "env_close_failed",
+    "env_observation_cut",
+    "episodes_failed",
+    "episodes_too_slow",
+    "episodes_lost_at_resume",
+    "player_died",
+    "turns_by_other_weights",
+    "sanity_check_failed",
+    "answers_with_placeholder",
+    "notes_not_asked",
+    "prompt_tokens_differ",
+    "image_prompt_tokens_differ",
+    "responses_rewritten",
 )
 
 

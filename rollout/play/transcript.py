@@ -16,29 +16,25 @@ from rollout.tokens.token_prefix import token_prefix
 from rollout.turn import StopReason
 
 RECORD_KEYS = (
-    *(
-        "env_path",
-        "task",
-        "options",
-        "max_turns",
-        "task_name",
-        "seed",
-        "stop",
-        "fault",
-        "turns",
-        "return",
-        "success",
-    ),
-    *(
-        "progression",
-        "valid_action_ratio",
-        "metrics",
-        "tools",
-        "messages",
-        "pictures",
-        "story",
-        "digests",
-    ),
+    "env_path",
+    "task",
+    "options",
+    "max_turns",
+    "task_name",
+    "seed",
+    "stop",
+    "fault",
+    "turns",
+    "return",
+    "success",
+    "progression",
+    "valid_action_ratio",
+    "metrics",
+    "tools",
+    "messages",
+    "pictures",
+    "story",
+    "digests",
 )
 """Keys of `Transcript.facts`."""
 
