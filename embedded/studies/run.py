@@ -1,6 +1,6 @@
 """Run a study: every variant over several seeds, then a table, a plot and CSV files.
 
-    python -m embedded.studies.run dual_discount             seeds 0 1 2; see outputs/ablations/
+    python -m embedded.studies.run dual_discount             writes outputs/ablations/dual_discount/
     python -m embedded.studies.run my_study.yaml --jobs 1    your own study, one run at a time
     python -m embedded.studies.run memory --seeds 0 1 2 3 4 --updates 90
     python -m embedded.studies.run --list

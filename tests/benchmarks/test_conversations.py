@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,14 @@ def test_each_rule_counts_what_it_trains() -> None:
 
 
 @pytest.fixture
-def slime(monkeypatch: pytest.MonkeyPatch) -> None:
-    """slime can be imported."""
+def slime(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """slime can be imported, and other tests of this process do not find it."""
     if not (checkouts := slime_checkouts()):
         pytest.skip("set SLIME_PATH to a slime checkout")
     monkeypatch.syspath_prepend(checkouts[0])
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "slime"]:
+        del sys.modules[name]
 
 
 @pytest.mark.usefixtures("slime")
