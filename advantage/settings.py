@@ -74,12 +74,11 @@ class AdvantageSettings(Settings):
     """Keys for the computation of advantages and for the value loss."""
 
     preset: Literal["sao", "glm52"] | None = None
-    """`sao`: policy_loss: dis, critic_updates: 2, lambda_critic: 1.0, lambda_policy: length_adaptive with
-    lambda_policy_alpha: 1.5, lambda_step: 1.0, and frozen attention in the critic. `glm52`: the
-        same for conversations
-    that are compacted, with gae_form: compaction, history: full and memory: {kind: notes, free:
-        10240, keep: 2,
-    times: 3, max_tokens: 2048}. Keys in the YAML take precedence (docs/presets.md)."""
+    """`sao`: policy_loss: dis, critic_updates: 2, lambda_critic: 1.0, lambda_policy:
+    length_adaptive with lambda_policy_alpha: 1.5, lambda_step: 1.0, and frozen attention in the
+    critic. `glm52`: the same for conversations that are compacted, with gae_form: compaction,
+    history: full and memory: {kind: notes, free: 10240, keep: 2, times: 3, max_tokens: 2048}. Keys
+    in the YAML take precedence (docs/presets.md)."""
     gamma_step: float = Field(default=0.99, ge=0, le=1)
     """Discount from one turn to the next."""
     lambda_step: float = Field(default=0.95, ge=0, le=1)
