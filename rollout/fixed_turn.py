@@ -24,8 +24,8 @@ from rollout.bridge.framework import RolloutFnEvalOutput, RolloutFnTrainOutput, 
 from rollout.bridge.sample import build_samples
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.loop import LiveEpisode, Slot, count_turns, gather, play
-from rollout.play.opening import open_episode
+from rollout.play.episode import Episode, open_episode
+from rollout.play.loop import Slot, count_turns, gather, play
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.samples import pretraining_samples, turns_per_sample
@@ -217,11 +217,11 @@ class FixedTurns:
         self._left[place] -= 1
         return True
 
-    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
+    async def ask(self, slot: Slot, episode: Episode) -> Generation:
         """Return the engine's response."""
         return await episode.generate(self._params)
 
-    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
         """Keep the turn; the end of an episode closes its segment."""
         self._turns[slot.number].append(turn)
         self._on_turn()
@@ -252,7 +252,7 @@ async def open_slots(runtime: Runtime, source: EpisodeSource) -> None:
     if source.slots:
         return
 
-    async def open_id(episode_id: int) -> LiveEpisode:
+    async def open_id(episode_id: int) -> Episode:
         return await open_episode(runtime, source.episode(episode_id))
 
     slots = [Slot(open_id, k, source.settings.n_env) for k in range(source.settings.n_env)]

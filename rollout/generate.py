@@ -17,8 +17,8 @@ from rollout.bridge.framework import Sample, outer_loop_is_full
 from rollout.bridge.sample import episode_spec, mark_aborted
 from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
-from rollout.play.loop import LiveEpisode, Slot, play
-from rollout.play.opening import start_episode
+from rollout.play.episode import Episode, start_episode
+from rollout.play.loop import Slot, play
 from rollout.play.parts import Runtime
 from rollout.play.runtime import get_runtime
 from rollout.samples import episode_samples, failed_samples
@@ -118,7 +118,7 @@ class WholeEpisode:
         """Whether the episode goes on, and slime wants more."""
         return self.ended is None and (self._evaluation or not outer_loop_is_full())
 
-    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation | None:
+    async def ask(self, slot: Slot, episode: Episode) -> Generation | None:
         """Return the response; None if slime aborted it."""
         generation = await episode.generate(self._params, self._gives_up)
         return None if generation.finish_reason is FinishReason.ABORT else generation
@@ -129,7 +129,7 @@ class WholeEpisode:
             return False
         return outer_loop_is_full() is not False or self._runtime.flags.is_fully_asynchronous
 
-    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
         """Keep the turn."""
         self.turns.append(turn)
         if episode.stop is not None:
@@ -146,7 +146,7 @@ class Parked:
     """A live episode, its turns so far, and the sample that it plays for."""
 
     sample: Sample
-    episode: LiveEpisode
+    episode: Episode
     turns: list[Turn]
 
 

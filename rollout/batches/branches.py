@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from rollout.errors import ConfigError, EnvironmentFault
-from rollout.play.loop import LiveEpisode, Slot, gather, play
-from rollout.play.opening import open_episode
+from rollout.play.episode import Episode, open_episode
+from rollout.play.loop import Slot, gather, play
 from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import Generation, Segment, Turn, discounted_return
@@ -85,10 +85,10 @@ class _Continuation:
     async def may_issue(self, slot: Slot) -> bool:
         return not self._ended
 
-    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
+    async def ask(self, slot: Slot, episode: Episode) -> Generation:
         return await episode.generate(self._params)
 
-    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
         self.turns.append(turn)
         self._ended = episode.stop is not None
 

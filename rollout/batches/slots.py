@@ -7,8 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from rollout.errors import EnvironmentFault
-from rollout.play.loop import LiveEpisode, Slot, gather
-from rollout.play.opening import open_episode
+from rollout.play.episode import Episode, open_episode
+from rollout.play.loop import Slot, gather
 from rollout.play.parts import Runtime
 from rollout.spec import EpisodeSpec, Replay
 
@@ -84,7 +84,7 @@ def slots_state(slots: Sequence[Slot]) -> list[Mapping[str, Any]]:
 
 
 def saved_slot(
-    next_episode: int, episode: LiveEpisode | None, turns: int | None = None
+    next_episode: int, episode: Episode | None, turns: int | None = None
 ) -> Mapping[str, Any]:
     """The next episode's id, and the live episode as its seed and its first `turns` responses
     (None: all)."""

@@ -21,8 +21,8 @@ from rollout.batches.metrics import BatchLoad
 from rollout.batches.slots import saved_slot
 from rollout.errors import ConfigError, EnvironmentFault, SlowTurnFault, TurnAbortedError
 from rollout.play.clock import Demands, WeightClock, numbered_versions, version_of
-from rollout.play.episode import ABORT_PAUSE_S
-from rollout.play.loop import LiveEpisode, Slot, play
+from rollout.play.episode import ABORT_PAUSE_S, Episode
+from rollout.play.loop import Slot, play
 from rollout.play.parts import Runtime
 from rollout.turn import Batch, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import Utilization
@@ -33,7 +33,7 @@ class _Finished:
     """A finished turn that is not handed out yet."""
 
     slot: int
-    episode: LiveEpisode
+    episode: Episode
     segment: Segment
     """The turn alone, made when it finished; the episode's own prompt may have moved on since."""
     version: int
@@ -157,9 +157,8 @@ class Stream:
 
     async def close(self) -> None:
         """Stop playing."""
-        self._stopped = (
-            True  # a task that finishes a step in this moment may swallow its cancellation
-        )
+        # A task that finishes a step in this moment may swallow its cancellation.
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -239,7 +238,7 @@ class Stream:
         self._no_longer_playing(slot)
         self._runtime.count_failure(fault, self._failed)
 
-    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
+    async def ask(self, slot: Slot, episode: Episode) -> Generation:
         """Return a response as `_one_version`; raises SlowTurnFault if new weights interrupt it too
         often."""
         pushes = self._pushes
@@ -251,7 +250,7 @@ class Stream:
             self._runtime.counters["episodes_too_slow"] += 1
             raise SlowTurnFault(f"{error}; new weights come faster than its response") from error
 
-    async def _one_version(self, slot: Slot, episode: LiveEpisode) -> Generation:
+    async def _one_version(self, slot: Slot, episode: Episode) -> Generation:
         """Return a response by weights of a single version; one that spans an update is requested
         again.
 
@@ -276,7 +275,7 @@ class Stream:
             f"{tries} times (max_turn_retries bounds this)"
         )
 
-    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
         """Put the turn among the finished ones, by the last rollout that may train on it."""
         version = version_of(turn.generation)
         latest = self._latest.get(slot.number)

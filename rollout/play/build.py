@@ -1,9 +1,10 @@
 """Makes the parts that the episodes of one run share, from slime's flags and the YAML."""
 
+import json
 import logging
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from rollout.workers.pool import EnvPool
 
 logger = logging.getLogger(__name__)
 
+MAX_TOOL_SETS = 256
+"""Encoders with tools that are kept."""
 MIN_CONNECTIONS = 1024
 """Connections to the engine that a process may open, or one per slot if there are more."""
 
@@ -60,7 +63,7 @@ def build_runtime(args: Any) -> Runtime:
             args, dummy_token=min(encoder.end_of_turn_ids), chains=settings.samples == "chains"
         ),
         encoder=encoder,
-        make_encoder=make_encoder,
+        with_tools=lru_cache(MAX_TOOL_SETS)(lambda tools: make_encoder(tools=json.loads(tools))),
         engine=engine,
         engine_loads=EngineLoads(url, engine.get),
         pool=EnvPool(settings, encoder.profile.call_form),

@@ -1,5 +1,5 @@
-"""One live episode: asks the engine, steps the environment, records the turn, and builds the next
-prompt.
+"""One live episode: starts it, asks the engine, steps the environment, records the turn, and builds
+the next prompt.
 
 Invariant: a turn reaches the environment exactly once, unless it was asked for notes, which the
 environment never gets. After an aborted or failed generation, the same prompt is sent again before
@@ -16,13 +16,15 @@ from dataclasses import replace
 from typing import Any
 
 from rollout.bridge.trace import SpanLog
-from rollout.errors import EncodingError, TurnAbortedError
+from rollout.errors import ConfigError, EncodingError, EnvironmentFault, TurnAbortedError
 from rollout.play.parts import Runtime
 from rollout.play.prompts import Prompts
 from rollout.play.request import complete_params, differing_prompt, routing_headers
-from rollout.spec import EpisodeSpec
+from rollout.play.whole_prompts import WholePrompts
+from rollout.spec import EpisodeSpec, Replay
 from rollout.turn import FinishReason, Generation, Prompt, Segment, StopReason, Turn
-from rollout.workers.pool import EnvSession
+from rollout.workers.pool import EnvSession, ReplayError
+from rollout.workers.reply import check_history
 
 logger = logging.getLogger(__name__)
 
@@ -234,3 +236,72 @@ class Episode:
 
     async def close(self) -> None:
         await self.session.close()
+
+
+async def open_episode(
+    runtime: Runtime, spec: EpisodeSpec, replay: Replay | None = None
+) -> Episode:
+    """Start an episode in this process or another one; with `replay`, give it the same responses
+    again.
+
+    Raises:
+        EnvironmentFault: the environment could not be started, or its first prompt cannot be
+            encoded or does not fit.
+        ReplayError: a replay showed something else.
+        EncodingError: the chat template does not show the environment's tools.
+    """
+    if runtime.players is not None:
+        return await runtime.players.open(spec, replay)
+    episode = await start_episode(runtime, spec)
+    # An episode without responses starts afresh: nothing of it was handed out.
+    if replay is not None and replay.answers:
+        await _play_again(episode, replay)
+    return episode
+
+
+async def start_episode(
+    runtime: Runtime, spec: EpisodeSpec, response_len: int | None = None
+) -> Episode:
+    """Start an episode's environment in this process and encode its first prompt. Raises as
+    `open_episode`."""
+    session = await runtime.pool.open(spec.env)
+    try:
+        assert session.reply is not None, "an open session has a reply"
+        encoder = runtime.encoder_for(session.reply.tools)
+        try:
+            check_history(session.reply, runtime.settings.history)
+            prompts_of = WholePrompts if session.reply.whole_prompts else Prompts
+            prompts = prompts_of(runtime, spec, session, encoder, response_len)
+            return await asyncio.to_thread(Episode, runtime, spec, session, prompts)
+        except (EncodingError, ConfigError) as error:
+            raise EnvironmentFault(f"{error}\n{session.describe()}") from error
+    except BaseException:
+        await session.close()
+        raise
+
+
+async def _play_again(episode: Episode, replay: Replay) -> None:
+    """Give the episode its earlier responses; closes it and raises ReplayError if it shows
+    something else."""
+    try:
+        if not episode.prompts.reply.deterministic:
+            raise ReplayError(
+                "the environment is not deterministic, so the episode cannot be replayed"
+            )
+        episode.session.replayed = True
+        for token_ids, to_environment in zip(replay.answers, replay.stepped, strict=True):
+            if episode.writes_notes is to_environment:
+                raise ReplayError(
+                    "the memory asks for notes at other turns than when the episode was played"
+                )
+            stop_id = token_ids[-1] if token_ids else None
+            replayed = Generation(
+                token_ids, [0.0] * len(token_ids), "", FinishReason.STOP, stop_id=stop_id
+            )
+            await episode.step(replayed)
+        if episode.digests != list(replay.digests) or episode.stop is not None:
+            raise ReplayError("the replayed episode differs from the original")
+        episode.session.replayed = False
+    except BaseException:
+        await episode.close()
+        raise

@@ -6,10 +6,9 @@ from typing import Any
 
 from rollout.bridge.sample import turn_facts
 from rollout.errors import EngineError, EnvironmentFault
-from rollout.play.episode import Episode
-from rollout.play.loop import LiveEpisode, Slot, play
+from rollout.play.episode import Episode, start_episode
+from rollout.play.loop import Slot, play
 from rollout.play.memory import Message
-from rollout.play.opening import start_episode
 from rollout.play.parts import Runtime
 from rollout.play.transcript import Transcript
 from rollout.spec import EpisodeSpec
@@ -87,9 +86,8 @@ class HeldOut:
         """Whether the episode goes on."""
         return self.ended is None
 
-    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation:
+    async def ask(self, slot: Slot, episode: Episode) -> Generation:
         """Note what the prompt shows, and return the response."""
-        assert isinstance(episode, Episode)
         self._messages = list(episode.prompts.conversation.messages)
         self._images = list(episode.prompt.image_data) if self._detailed else []
         if (past := self._spec.past) is not None:
@@ -99,9 +97,8 @@ class HeldOut:
                 return recorded_generation(past.turns[len(self.turns)], episode.prompts.encoder)
         return await episode.generate(self._params)
 
-    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
         """Add the turn to the transcript."""
-        assert isinstance(episode, Episode)
         self.turns.append(turn)
         generation = turn.generation
         encoder = episode.prompts.encoder

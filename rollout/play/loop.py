@@ -3,39 +3,14 @@ played."""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol, TypeVar
 
 from rollout.errors import EnvironmentFault
-from rollout.spec import EpisodeSpec
-from rollout.turn import Generation, Prompt, Segment, StopReason, Turn
+from rollout.play.episode import Episode
+from rollout.turn import Generation, Segment, Turn
 
 T = TypeVar("T")
-
-
-class LiveEpisode(Protocol):
-    """An episode between two turns, in this process or in another one."""
-
-    spec: EpisodeSpec
-    index: int
-    """Turns so far, and so the index of the next one."""
-    stop: StopReason | None
-    """Why the episode is over; None while it is not."""
-    prompt: Prompt
-    """What is sent next."""
-    answers: list[tuple[int, ...]]
-    """Token ids of every response so far."""
-    stepped: list[bool]
-    """Whether the environment got each of them."""
-
-    @property
-    def digests(self) -> Sequence[str]: ...
-    async def generate(
-        self, params: Mapping[str, Any], gives_up: Callable[[], bool] = ...
-    ) -> Generation: ...
-    async def step(self, generation: Generation, engine_s: float = ...) -> Turn: ...
-    def segment(self, turns: Sequence[Turn], stop: StopReason) -> Segment: ...
-    async def close(self) -> None: ...
 
 
 class Slot:
@@ -44,10 +19,10 @@ class Slot:
 
     def __init__(
         self,
-        start: Callable[[int], Coroutine[Any, Any, LiveEpisode]],
+        start: Callable[[int], Coroutine[Any, Any, Episode]],
         number: int = 0,
         stride: int | None = None,
-        episode: LiveEpisode | None = None,
+        episode: Episode | None = None,
     ) -> None:
         """`start` begins the episode with an id: first `number`, then `number + stride`, and so on;
         None: only one."""
@@ -56,9 +31,9 @@ class Slot:
         self.episode = episode
         self._start = start
         self._stride = stride
-        self._ahead: asyncio.Task[LiveEpisode] | None = None
+        self._ahead: asyncio.Task[Episode] | None = None
 
-    async def live(self) -> LiveEpisode:
+    async def live(self) -> Episode:
         """Return the episode to play, and start the one after it in the background.
 
         Raises EnvironmentFault if it could not be started; the next call tries the one after it.
@@ -79,14 +54,14 @@ class Slot:
         self.next_episode += self._stride or 0
         self._ahead = None
 
-    def _start_next(self) -> asyncio.Task[LiveEpisode]:
+    def _start_next(self) -> asyncio.Task[Episode]:
         task = asyncio.create_task(self._start(self.next_episode))
         # Reads the exception, which asyncio would otherwise log as never retrieved; `live` raises
         # it.
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return task
 
-    def release(self) -> LiveEpisode | None:
+    def release(self) -> Episode | None:
         """Make room for the next episode; the caller closes the one that is returned."""
         episode = self.episode
         self.episode = None
@@ -105,11 +80,11 @@ class Collector(Protocol):
         """Wait until the slot's next turn may be issued, and count it; False ends `play`."""
         ...
 
-    async def ask(self, slot: Slot, episode: LiveEpisode) -> Generation | None:
+    async def ask(self, slot: Slot, episode: Episode) -> Generation | None:
         """Return the response to the episode's prompt; None ends `play`, and the episode stays."""
         ...
 
-    def record(self, slot: Slot, episode: LiveEpisode, turn: Turn) -> None:
+    def record(self, slot: Slot, episode: Episode, turn: Turn) -> None:
         """Take a finished turn, before its episode may leave the slot."""
         ...
 

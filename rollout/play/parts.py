@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import SampleWriter
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault, FailureBudgetError
-from rollout.play.clock import Demands
 from rollout.play.engine import EngineClient
 from rollout.play.engine_loads import EngineLoads
-from rollout.play.loop import LiveEpisode
 from rollout.play.memory import Compaction, Memory
-from rollout.spec import EpisodeSpec, Replay
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Turn
 from rollout.workers.pool import EnvPool
@@ -28,8 +24,6 @@ from rollout.workers.utilization import ProcessUsage
 
 logger = logging.getLogger(__name__)
 
-MAX_TOOL_SETS = 256
-"""Encoders with tools that are kept."""
 RETRIES = (
     "engine_refused",
     "engine_connection_lost",
@@ -67,31 +61,6 @@ FAULTS = (
 )
 
 
-class Closable(Protocol):
-    """Something to close with the run."""
-
-    async def close(self) -> None: ...
-
-
-class PlaysOn(Closable, Protocol):
-    """Slots that go on playing between batches (`rollout/batches/stream.py`)."""
-
-    def skip(self, rollout_id: int) -> list[Mapping[str, Any]]: ...
-
-
-class Players(Protocol):
-    """Processes that play episodes for this one (`rollout/players/manager.py`)."""
-
-    faults: Counter[str]
-    demands: Demands
-
-    async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode: ...
-    async def evaluate(self, spec: EpisodeSpec) -> Any: ...
-    def usage(self) -> list[ProcessUsage]: ...
-    async def refresh(self) -> None: ...
-    async def close(self) -> None: ...
-
-
 @dataclass
 class Runtime:
     """What one run owns in this process; `rollout.play.runtime` makes one per `args` and event
@@ -105,23 +74,21 @@ class Runtime:
     pool: EnvPool
     memory: Memory | Compaction | None
     samples: SampleWriter
-    make_encoder: Callable[..., DeltaEncoder]
-    """Makes an encoder like `encoder` whose prompts show the given `tools`."""
+    with_tools: Callable[[str], DeltaEncoder]
+    """Returns an encoder like `encoder` whose prompts show the tools of this JSON list."""
     warned: set[str] = field(default_factory=set)
     """What was warned about and is not warned about again."""
     traced: bool = False
     """Whether turns record where their time goes."""
     counters: Counter[str] = field(default_factory=Counter)
-    parked: Closable | None = None
-    """Aborted episodes of slime's outer loop; None until it aborts one."""
+    parked: Any = None
+    """`ParkedEpisodes` of slime's outer loop; None until it aborts one."""
     _reported: Counter[str] = field(default_factory=Counter)
     """`fault_counts()` at the last `new_faults()`."""
-    stream: PlaysOn | None = None
-    """The stream of continuous batches; None under other rollouts."""
-    players: Players | None = None
-    """The processes that play; None: this process does (`rollout_processes: 1`)."""
-    _with_tools: dict[str, DeltaEncoder] = field(default_factory=dict)
-    _tools_lock: threading.Lock = field(default_factory=threading.Lock)
+    stream: Any = None
+    """The `Stream` of continuous batches; None under other rollouts."""
+    players: Any = None
+    """`PlayerProcesses`; None: this process plays (`rollout_processes: 1`)."""
 
     def trainable(self, turns: Sequence[Turn]) -> tuple[Turn, ...]:
         """Return the turns; those that the actor's weights did not write lose their loss and are
@@ -183,19 +150,7 @@ class Runtime:
     def encoder_for(self, tools: Sequence[Mapping[str, Any]]) -> DeltaEncoder:
         """Return the encoder whose prompts show these tools; raises EncodingError if the template
         ignores them."""
-        if not tools:
-            return self.encoder
-        key = json.dumps(list(tools), sort_keys=True)
-        with self._tools_lock:  # prompts of agents are built in threads
-            if (encoder := self._with_tools.pop(key, None)) is not None:
-                self._with_tools[key] = encoder  # now the last to be dropped
-                return encoder
-        encoder = self.make_encoder(tools=tools)
-        with self._tools_lock:
-            self._with_tools[key] = encoder
-            if len(self._with_tools) > MAX_TOOL_SETS:
-                self._with_tools.pop(next(iter(self._with_tools)))
-        return encoder
+        return self.with_tools(json.dumps(list(tools))) if tools else self.encoder
 
     async def close(self) -> None:
         """Close the stream, the parked episodes, the players, the workers and the connections."""

@@ -23,7 +23,6 @@ from rollout.errors import EnvironmentFault, PlayerError
 from rollout.play.clock import Demands
 from rollout.play.episode import Episode
 from rollout.play.held_out import EpisodeResult
-from rollout.play.loop import LiveEpisode
 from rollout.play.parts import Runtime
 from rollout.play.transcript import Transcript
 from rollout.players.process import EndedEarlyError, Progress, Report, launch
@@ -169,7 +168,7 @@ class PlayerProcesses:
         await asyncio.gather(*map(self.live, self._places))
         return [place.pid for place in self._places]
 
-    async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> LiveEpisode:
+    async def open(self, spec: EpisodeSpec, replay: Replay | None = None) -> Episode:
         """Start an episode where the fewest are open, or replay what was played of it; raises
         EnvironmentFault."""
         episode = RemoteEpisode(self, next(self._keys), spec, replay or Replay())

@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 from rollout.errors import EnvironmentFault, PlayerError, SlimeVerlogError
 from rollout.play.build import build_runtime
 from rollout.play.clock import Demands
+from rollout.play.episode import Episode, open_episode
 from rollout.play.held_out import EpisodeResult, play_episode
-from rollout.play.loop import LiveEpisode
-from rollout.play.opening import open_episode
 from rollout.play.parts import Runtime
 from rollout.players.wire import NOTHING, PromptChange, dumps, prompt_change
 from rollout.spec import EpisodeSpec, Replay
@@ -90,7 +89,7 @@ class Player(Channel):
         self._runtime: Runtime | None = None
         self._reported: Counter[str] = Counter()
         self._reported_at = 0.0
-        self._episodes: dict[int, LiveEpisode] = {}
+        self._episodes: dict[int, Episode] = {}
         self._engine_s: defaultdict[int, float] = defaultdict(float)
         """Seconds of the requests for an episode's next turn, by the episode's key."""
 
@@ -202,7 +201,7 @@ class Player(Channel):
         return result, [prompt_change(old, new) for old, new in pairwise(prompts)]
 
 
-def _state(episode: LiveEpisode) -> Mapping[str, Any]:
+def _state(episode: Episode) -> Mapping[str, Any]:
     return {name: getattr(episode, name) for name in STATE}
 
 

@@ -227,5 +227,6 @@ async def test_whatever_is_killed_no_turn_is_lost_or_played_twice_and_memory_is_
     assert all(turn % ROUNDS == 0 or turn - 1 in seen for turn in seen), "no turn is lost"
     assert faults["episodes_failed"] == 0 and min(killer.killed.values()) > 0
     assert faults["player_died"] >= killer.killed["player"] - 1
-    assert faults["engine_connection_lost"] > 0 and faults["engine_refused"] > 0
+    # A request is in flight when an engine dies, or is sent before it is back.
+    assert faults["engine_connection_lost"] + faults["engine_refused"] > 0
     memory.check()
