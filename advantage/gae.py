@@ -44,10 +44,11 @@ class Discounts:
     gamma_step: float
     lambda_step: float
     gamma_token: float
-    lambda_token: float
+    lambda_token: float | Tensor
+    """One number, or one per turn [T] (`lambda_policy: length_adaptive`)."""
 
     @property
-    def token_decay(self) -> float:
+    def token_decay(self) -> float | Tensor:
         return self.gamma_token * self.lambda_token
 
     @property
@@ -55,32 +56,30 @@ class Discounts:
         return self.gamma_step * self.lambda_step
 
 
-def discounts_of(settings: AdvantageSettings, role: str | None) -> Discounts:
+def discounts_of(
+    settings: AdvantageSettings, role: str | None, lengths: Tensor | None = None
+) -> Discounts:
     """Return the discounts of the actor or the critic; raises FlagError if they differ and `role`
-    is None."""
+    is None.
+
+    `lengths` [T] are the turns' tokens; those that are not trained count only in a turn without
+    trained ones. Without them, `lambda_token` is that of `lambda_policy: fixed`.
+    """
     if role is None and (settings.lambda_critic is not None or settings.lambda_policy != "fixed"):
         raise FlagError(
             "lambda_critic and lambda_policy differ between actor and critic, and only "
             "advantage.patch.install notes which of them a process trains: give "
             "--custom-megatron-init-path advantage.patch.install"
         )
-    lambdas = settings.lambda_step, settings.lambda_token
+    between = settings.lambda_step
+    inside: float | Tensor = settings.lambda_token
     if settings.value_pretraining.batches:
-        lambdas = 1.0, 1.0
+        between = inside = 1.0
     elif role == "critic" and settings.lambda_critic is not None:
-        lambdas = settings.lambda_critic, settings.lambda_critic
-    return Discounts(settings.gamma_step, lambdas[0], settings.gamma_token, lambdas[1])
-
-
-def token_lambdas(settings: AdvantageSettings, role: str | None, lengths: Tensor) -> Tensor | None:
-    """Compute the lambda inside each turn, [T] float64, from its tokens [T]; None for
-    `lambda_token`.
-
-    Tokens that are not trained count only in a turn without trained ones.
-    """
-    if role == "critic" or settings.lambda_policy == "fixed":
-        return None
-    return (1 - 1 / (settings.lambda_policy_alpha * lengths.double())).clamp(0, 1)
+        between = inside = settings.lambda_critic
+    if lengths is not None and role != "critic" and settings.lambda_policy == "length_adaptive":
+        inside = (1 - 1 / (settings.lambda_policy_alpha * lengths.double())).clamp(0, 1)
+    return Discounts(settings.gamma_step, between, settings.gamma_token, inside)
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,6 @@ def solve_inside(
     turn_rewards: Tensor,
     discounts: Discounts,
     form: str = "dual",
-    lambdas: Tensor | None = None,
 ) -> TurnScan:
     """Solve each turn as if nothing followed it.
 
@@ -120,13 +118,8 @@ def solve_inside(
         lengths: [T] int64, tokens of each turn; they sum to N.
         turn_rewards: [T] float64, given at each turn's last token.
         form: a value of `AdvantageSettings.gae_form`.
-        lambdas: [T] float64, the lambda inside each turn instead of `discounts.lambda_token`; for
-            the form `dual`.
     """
-    if lambdas is None:
-        return find_form(form)(values, rewards, lengths, turn_rewards, discounts)
-    decay = discounts.gamma_token * lambdas
-    return scan_turns(values, rewards, lengths, turn_rewards, discounts.gamma_token, decay)
+    return find_form(form)(values, rewards, lengths, turn_rewards, discounts)
 
 
 @dataclass(frozen=True)
@@ -143,19 +136,16 @@ class Edges:
         return self.gamma * next_value.to(device) + self.decay * next_advantage.to(device)
 
 
-def edges_of(
-    moves: Tensor, discounts: Discounts, form: str = "dual", lambdas: Tensor | None = None
-) -> Edges:
+def edges_of(moves: Tensor, discounts: Discounts, form: str = "dual") -> Edges:
     """Return the discounts of a step if the environment `moves` [T] after the turn, else those
     between tokens.
 
-    The form `token` has one discount for all tokens. `lambdas` [T] replaces `lambda_token`.
+    The form `token` has one discount for all tokens.
     """
     steps = moves | (form == "token")
     ones = torch.ones_like(moves, dtype=torch.float64)
-    token_lambda = discounts.lambda_token * ones if lambdas is None else lambdas
     gamma = torch.where(steps, discounts.gamma_step * ones, discounts.gamma_token * ones)
-    decay = torch.where(steps, discounts.step_decay * ones, discounts.gamma_token * token_lambda)
+    decay = torch.where(steps, discounts.step_decay * ones, discounts.token_decay * ones)
     return Edges(gamma, decay)
 
 

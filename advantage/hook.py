@@ -28,7 +28,6 @@ from advantage.gae import (
     links_of,
     solve_inside,
     solve_links,
-    token_lambdas,
 )
 from advantage.hl_gauss import hl_gauss_of
 from advantage.notes import compare_notes
@@ -132,10 +131,9 @@ def _compute(
     # Inside turns.
     turns = batch.turns
     form = settings.gae_form
-    discounts = discounts_of(settings, role)
-    lambdas = token_lambdas(settings, role, turns.lengths)
-    inside = solve_inside(values, rewards, turns.lengths, turns.rewards, discounts, form, lambdas)
-    edges = edges_of(turns.moves, discounts, form, lambdas)
+    discounts = discounts_of(settings, role, turns.lengths)
+    inside = solve_inside(values, rewards, turns.lengths, turns.rewards, discounts, form)
+    edges = edges_of(turns.moves, discounts, form)
     links = links_of(inside, turns.lengths, turns.rewards, turns.bootstrap, edges)
 
     # Between turns, over all ranks.
@@ -143,7 +141,7 @@ def _compute(
     device = values.device
     endings = turn_flags(columns, turns.trained)
     labels = [column.to(device).double() for column in (columns.segment, columns.index, endings)]
-    more = stretch_columns(turns, inside, discounts, lambdas) if form == "compaction" else ()
+    more = stretch_columns(turns, inside, discounts) if form == "compaction" else ()
     table, mine = exchange.rows(torch.stack([*labels, *links, *more], 1))
     segment, index, flags, v, w, a, p, q, *more = table.unbind(1)
     following = link_turns(segment, index, flags.long())

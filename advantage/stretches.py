@@ -22,20 +22,16 @@ from advantage.packing import PackedTurns
 
 
 def stretch_columns(
-    turns: PackedTurns, inside: TurnScan, discounts: Discounts, lambdas: Tensor | None
+    turns: PackedTurns, inside: TurnScan, discounts: Discounts
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what all ranks must know of each turn to cut the chain at its notes; all [T] float64.
 
-    They are what earlier turns are paid for it, the logarithm of its decay, and how much of what
-    reaches its last token reaches its first. A bootstrap state pays its value. `lambdas` [T]
-    replaces `lambda_token`.
+    These are: what the turn pays to earlier turns, its reward or a bootstrap state's value; the
+    logarithm of its decay; and the share of an advantage at its last token that is left at its
+    first.
     """
     pays = torch.where(turns.bootstrap, inside.entry_value, turns.rewards)
-    decay = (
-        torch.full_like(pays, discounts.token_decay)
-        if lambdas is None
-        else discounts.gamma_token * lambdas
-    )
+    decay = discounts.token_decay * torch.ones_like(pays)
     # Above 0, because 0 times the logarithm of 0 is not a number.
     log_decay = turns.lengths * decay.clamp_min(torch.finfo(torch.float64).tiny).log()
     return pays, log_decay * ~turns.bootstrap, inside.entry_decay

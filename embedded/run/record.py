@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from advantage.gae import discounts_of, token_lambdas
+from advantage.gae import discounts_of
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
 from embedded.run.folder import append_text, whole_lines
@@ -265,9 +265,9 @@ class TrainingRecord:
             "tokens": tokens,
         }
         trained = mask.sum() or mask.new_tensor(len(mask))
-        lambdas = token_lambdas(self._settings, role, trained.reshape(1))
-        if lambdas is not None:
-            turn["lambda_token"] = round(float(lambdas[0]), 6)
+        own_lambda = discounts_of(self._settings, role, trained.reshape(1)).lambda_token
+        if not isinstance(own_lambda, float | int):
+            turn["lambda_token"] = round(own_lambda.item(), 6)
         turn |= {key: facts[key] for key in ("notes", "summary") if key in facts}
         if not span.moves:
             turn["moves"] = False
