@@ -6,7 +6,6 @@ fast as that of the reasoning.
 """
 
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,30 +17,14 @@ from advantage.packing import local_tokens, per_token, span_positions
 from advantage.turn_table import TurnColumns, read_turn_table, to_list, whole_numbers
 
 
-@dataclass(frozen=True)
-class KlSplit:
-    """Mean KL per token over all ranks, in nats; None without such tokens."""
-
-    reasoning: float | None
-    action: float | None
-    reasoning_tokens: int
-    action_tokens: int
-    summary: float | None = None
-    """Of notes that were written in a separate turn; they count as neither reasoning nor action."""
-    summary_tokens: int = 0
-
-
-def log_kl_split(
-    args: Any, rollout_id: int | None, rollout_data: MutableMapping[str, Any]
-) -> KlSplit | None:
+def log_kl_split(args: Any, rollout_id: int | None, rollout_data: MutableMapping[str, Any]) -> None:
     """Add `kl_reasoning`, `kl_action` and `kl_summary` to slime's metrics, and remove the turn
     table.
 
+    Nothing is added where this process has no KL (other pipeline stages, no reference policy).
+
     Args:
         rollout_data: the actor's, after `compute_advantages`.
-
-    Returns:
-        The split; None if this process has no KL (other pipeline stages, no reference policy).
 
     Raises:
         TurnTableError: the table is missing or was written by another converter.
@@ -52,17 +35,9 @@ def log_kl_split(
     if kl is None:  # slime computes no KL for the reward
         kl = _differences(rollout_data.get("log_probs"), rollout_data.get("ref_log_probs"))
     if kl is None or not layout.last_stage:
-        return None
-    split = split_kl(columns, rollout_data, kl, layout)
-    metrics = {
-        "kl_reasoning": split.reasoning,
-        "kl_action": split.action,
-        "kl_summary": split.summary,
-    }
-    for name, value in metrics.items():
-        if value is not None:
-            rollout_data[name] = torch.tensor(value)
-    return split
+        return
+    for kind, mean in split_kl(columns, rollout_data, kl, layout).items():
+        rollout_data[f"kl_{kind}"] = torch.tensor(mean)
 
 
 def _differences(new: Sequence[Tensor] | None, old: Sequence[Tensor] | None) -> list[Tensor] | None:
@@ -76,9 +51,12 @@ def split_kl(
     rollout_data: MutableMapping[str, Any],
     kl: Sequence[Tensor],
     layout: Layout,
-) -> KlSplit:
-    """Average over the trained tokens of all ranks; `kl` has this rank's slice of each sample, in
-    nats per token."""
+) -> dict[str, float]:
+    """Average over the trained tokens of all ranks: nats per token of the reasoning, of actions,
+    and of notes that were written in a separate turn (`summary`); kinds without a token are left out.
+
+    `kl` has this rank's slice of each sample.
+    """
     local = local_tokens(rollout_data, layout)
     nothing = kl[0].new_zeros(0) if kl else torch.zeros(0)
     mask = torch.cat([*rollout_data["loss_masks"], nothing]).bool()
@@ -91,16 +69,8 @@ def split_kl(
     kept = torch.where(parts, flat, 0.0)  # a masked token's KL may be NaN
     sums = torch.cat([kept.sum(1), parts.sum(1)])
     totals = to_list(layout.data_context.total(sums, like=flat))
-    counts = [int(total) for total in totals[3:]]
-    means = [kl / n if n else None for kl, n in zip(totals[:3], counts, strict=True)]
-    return KlSplit(
-        reasoning=means[0],
-        action=means[1],
-        summary=means[2],
-        reasoning_tokens=counts[0],
-        action_tokens=counts[1],
-        summary_tokens=counts[2],
-    )
+    found = zip(("reasoning", "action", "summary"), totals[:3], totals[3:], strict=True)
+    return {kind: total / tokens for kind, total, tokens in found if tokens}
 
 
 def _action_tokens(columns: TurnColumns, lengths: Sequence[int]) -> Tensor:
