@@ -138,7 +138,9 @@ class Progress:
         logger.info(
             "value pretraining ends: held-out explained variance %.4f after %d of %d passes, "
             "whose weights are kept",
-            *(best, self.best, len(self.explained) - 1),
+            best,
+            self.best,
+            len(self.explained) - 1,
         )
 
 

@@ -136,8 +136,12 @@ Estimator = Callable[[Episodes, AdvantageSettings, bool], Tensor]
 turn, [T] float64."""
 
 ESTIMATORS: Mapping[str, Estimator] = {
-    **{"grpo": grpo, "rloo": rloo, "gigpo": gigpo},
-    **{"g2po": g2po, "gagpo": gagpo, "branches": branches},
+    "grpo": grpo,
+    "rloo": rloo,
+    "gigpo": gigpo,
+    "g2po": g2po,
+    "gagpo": gagpo,
+    "branches": branches,
 }
 """The values of `group_estimator`."""
 

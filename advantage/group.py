@@ -97,8 +97,8 @@ def compute_advantages(args: Any, rollout_data: MutableMapping[str, Any]) -> Non
             group,
             columns.anchor,
             trained,
+            columns.baseline,
         )
-        own = (*own, columns.baseline)
         table, mine = exchange.rows(torch.stack([column.double() for column in own], 1))
         turns = GroupTurns(*table.unbind(1))
         advantages, shared = group_advantages(

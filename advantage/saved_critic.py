@@ -126,5 +126,7 @@ def _check_score(settings: AdvantageSettings, record: Record, place: str) -> Non
         )
     logger.info(
         "the critic in %s explains %.4f of the variance of held-out returns (data %s)",
-        *(place, score, record.get("data")),
+        place,
+        score,
+        record.get("data"),
     )

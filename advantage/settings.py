@@ -118,9 +118,8 @@ class AdvantageSettings(Settings):
     whole episode's return too."""
     policy_loss: Literal["ppo", "dis"] = "ppo"
     """The actor's loss. `ppo`: slime's. `dis`: double-sided importance sampling for turns of older
-    weights; it masks tokens whose probability ratio to the weights that played them lies outside (1
-    - eps_clip, 1 + eps_clip_high).
-    """
+    weights; it masks tokens whose probability ratio to the weights that played them is not between
+    1 - eps_clip and 1 + eps_clip_high."""
     alarm_logprob_abs_diff: float = Field(default=0.1, gt=0)
     """There is a warning if `train_rollout_logprob_abs_diff` exceeds this many nats per token.
     slime's own tests have the same bound (`--ci-train-rollout-logprob-abs-diff-threshold`)."""

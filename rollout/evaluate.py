@@ -32,7 +32,8 @@ async def evaluate(args: Any, source: EpisodeSource) -> RolloutFnEvalOutput:
 
     Raises:
         EngineError: the engine did not answer within the allowed retries, or refused more than a
-        single prompt. ConfigError, EncodingError, PlayerError, MissingDependencyError: as
+            single prompt.
+        ConfigError, EncodingError, PlayerError, MissingDependencyError: as
             `rollout.fixed_turn.generate_rollout`.
     """
     runtime = await get_runtime(args)

@@ -47,9 +47,17 @@ def failed_samples(
     sample.remove_sample = True
     sample.metadata = {
         **(sample.metadata or {}),
-        **{"task_name": spec.name, "episode_id": spec.episode_id, "round_number": 0},
-        **{"kind": SampleKind.FAILED, "stop": StopReason.FAILED, "fault": fault, "success": False},
-        **{"episode_return": 0.0, "episode_turns": 0, "valid_turns": 0, "length_stops": 0},
+        "task_name": spec.name,
+        "episode_id": spec.episode_id,
+        "round_number": 0,
+        "kind": SampleKind.FAILED,
+        "stop": StopReason.FAILED,
+        "fault": fault,
+        "success": False,
+        "episode_return": 0.0,
+        "episode_turns": 0,
+        "valid_turns": 0,
+        "length_stops": 0,
     }
     return [sample]
 

@@ -37,11 +37,6 @@ def install_critic(slime: Slime, settings: AdvantageSettings) -> None:
     after = settings.actor_values == "after"
     if slime.actor is None or (passes == 1 and not after):
         return  # only a preflight, or nothing to change
-    if not callable(getattr(slime.actor, "train", None)):
-        raise UnsupportedFrameworkError(
-            f"{slime.actor.__name__} has no train, so critic_updates and actor_values cannot be "
-            "changed"
-        )
     actor: Any = slime.actor
 
     def train_critic(
@@ -85,9 +80,7 @@ def pretrain_critic(args: Any, slime: Slime, settings: ValuePretrainingSettings)
     if actor is None:
         return  # a preflight, without a training process
     missing = [
-        name
-        for name in ("train", "forward_only", "get_values")
-        if not callable(getattr(actor, name, None))
+        name for name in ("forward_only", "get_values") if not callable(getattr(actor, name, None))
     ]
     if missing:
         raise UnsupportedFrameworkError(

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from advantage.errors import UnsupportedFrameworkError
 from advantage.patch.versions import ACTOR, MODEL, original, wrap
 from advantage.settings import AdvantageSettings
 from advantage.training.alarms import check_finite, critic_alarm, off_policy_alarm
@@ -42,11 +41,6 @@ def install_late(settings: AdvantageSettings) -> None:
 def install_steps(model: ModuleType, actor: ModuleType | None, settings: AdvantageSettings) -> None:
     """Wrap functions of slime's `model` and `actor` modules; raises UnsupportedFrameworkError if
     one is missing."""
-    for name in ("get_batch", "train_one_step", "loss_function"):
-        if not callable(getattr(model, name, None)):
-            raise UnsupportedFrameworkError(
-                f"{model.__name__} has no {name}, which the patch has to wrap"
-            )
     alarms = off_policy_alarm(settings), critic_alarm()
 
     def extended(

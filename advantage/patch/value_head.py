@@ -69,9 +69,8 @@ def _move_head(freeze: Callable[..., None], model: Any, args: Any) -> None:
     it, unused."""
     if hasattr(model, "language_model") and "output_layer" in model._modules:
         head = model.language_model.output_layer = model._modules.pop("output_layer")
-        model.__dict__["output_layer"] = (
-            head  # unregistered: slime compares its shape with the checkpoint's
-        )
+        # Unregistered, because slime compares its shape with the checkpoint's.
+        model.__dict__["output_layer"] = head
     freeze(model, args)
 
 

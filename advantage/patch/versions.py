@@ -89,8 +89,14 @@ def original(function: Any) -> Any:
 
 
 def replace(module: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Replace a module's function by `make(function)`, once."""
-    old = getattr(module, name)
+    """Replace a module's function by `make(function)`, once; raises UnsupportedFrameworkError if it
+    has none of this name."""
+    old = getattr(module, name, None)
+    if not callable(old):
+        raise UnsupportedFrameworkError(
+            f"{module.__name__} has no {name}, which the patch has to wrap; supported are "
+            f"{SUPPORTED}"
+        )
     if original(old) is old:
         new = make(old)
         new.__advantage_original__ = old

@@ -213,9 +213,8 @@ class Session:
                 self.current = self._queue.popleft()
                 answered = self._answered
                 if answered is not None and not answered.delivered and not answered.connections:
-                    self.counts["lost_answers"] += (
-                        1  # another request came before the last answer was received
-                    )
+                    # Another request came before the last answer was received.
+                    self.counts["lost_answers"] += 1
                     self._answered = None
                 return self.current
             self._news.clear()

@@ -49,8 +49,6 @@ class SmallTask:
 
 _YAML = read_yaml_mapping(str(Path(__file__).with_suffix(".yaml")), "small tasks")
 _PACKAGES = {name: Package(name, **release) for name, release in _YAML["packages"].items()}
-TOOLZ = _PACKAGES["toolz"]
-CACHETOOLS = _PACKAGES["cachetools"]
 SMALL_TASKS: Mapping[str, SmallTask] = {
     name: SmallTask(**{**row, "package": _PACKAGES[row["package"]]})
     for name, row in _YAML["tasks"].items()

@@ -306,7 +306,9 @@ _FACTS = (
 def turn_facts(turn: Turn) -> dict[str, Any]:
     """Collect the values of a turn that the metrics and the trajectory viewer read."""
     return {
-        **{"round_number": turn.index, "kind": SampleKind.TURN, "valid_action": turn.valid},
+        "round_number": turn.index,
+        "kind": SampleKind.TURN,
+        "valid_action": turn.valid,
         **{name: getattr(turn, name) for name in _FACTS},
         "finish_reason": turn.generation.finish_reason,
         "mixed_weights": len(set(turn.generation.weight_versions)) > 1,

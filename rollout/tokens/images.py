@@ -26,7 +26,6 @@ QWEN_PROCESSORS = ("Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"
 NAMES_ONLY = frozenset(
     {"image_processor_type", "processor_class", "feature_extractor_type", "auto_map"}
 )
-PIXELS = "pixel_values"
 GRID = "image_grid_thw"
 TEXT_KEYS = frozenset({"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"})
 """Keys of a processor's output that describe tokens rather than images."""
@@ -152,7 +151,7 @@ def make_small(
     The inputs are returned unchanged if the processor is not of Qwen's kind, or if expanding the
     bytes would not give back the same tensor bit for bit.
     """
-    from advantage.training.images import CODE, TABLE, expand
+    from advantage.training.images import CODE, PIXELS, TABLE, expand
 
     names = ("patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std")
     found: list[Any] = [getattr(image_processor, name, None) for name in names]
