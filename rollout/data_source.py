@@ -10,10 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from rollout.batches.slots import slots_state
+from rollout.bridge.checkpoints import rotate_checkpoints, seeds_file
 from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.roles import rotate_checkpoints, seeds_file
 from rollout.bridge.sample import episode_id_of, handout
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state

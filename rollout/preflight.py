@@ -21,10 +21,11 @@ from typing import Any, NoReturn
 
 from advantage.flags import advantage_flags, kl_warning, overrides_of
 from advantage.patch.versions import find_slime
+from rollout.bridge.checkpoints import check_start_weights
 from rollout.bridge.checks import BATCHES, SOURCE, check_flags, hooks_in_use, installs_advantages
 from rollout.bridge.flags import RolloutFlags, sentences
 from rollout.bridge.framework import HAS_SLIME
-from rollout.bridge.roles import check_start_weights, critic_warning, role_args
+from rollout.bridge.roles import critic_warning, role_args
 from rollout.bridge.settings import RolloutSettings, load_settings
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError, MissingDependencyError, SlimeVerlogError

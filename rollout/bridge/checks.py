@@ -11,14 +11,9 @@ from advantage.errors import FlagError
 from advantage.flags import GROUP, HOOK, INSTALL, advantage_flags, check_estimator, check_kl
 from advantage.flags import check_flags as check_patch
 from advantage.settings import CONVERTER, GAE_FORMS, AdvantageSettings, advantage_settings
+from rollout.bridge.checkpoints import check_pushed_weights, is_megatron_checkpoint
 from rollout.bridge.flags import RolloutFlags, check_lengths, sentences
-from rollout.bridge.roles import (
-    check_pushed_weights,
-    check_roles,
-    is_megatron_checkpoint,
-    role_args,
-    roles_of,
-)
+from rollout.bridge.roles import check_roles, role_args, roles_of
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import ConfigError
 

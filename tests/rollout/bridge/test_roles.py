@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from rollout.bridge.checkpoints import check_start_weights
 from rollout.bridge.checks import FIXED_TURN, INSTALL, SOURCE
-from rollout.bridge.roles import check_roles, check_start_weights, role_args
+from rollout.bridge.roles import check_roles, role_args
 from rollout.data_source import EpisodeSource
 from rollout.errors import ConfigError
 from rollout.preflight import flags_without_effect

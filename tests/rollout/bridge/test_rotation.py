@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rollout.bridge.roles import rotate_checkpoints
+from rollout.bridge.checkpoints import rotate_checkpoints
 from rollout.checkpoint import checkpoint_path, load_state
 from rollout.errors import CheckpointError
 from scripts.launcher.resume import common_step
