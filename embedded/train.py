@@ -85,11 +85,8 @@ def train(
         versions = count(1)
         engine.update_weights(trainer.policy_state(), str(next(versions)))
 
-        def evaluates_after(updates: int) -> bool:
-            return updates in (0, flags.num_rollout) or _due(flags.eval_interval, updates - 1)
-
         def evaluate_if_due(updates: int) -> None:
-            if evaluates_after(updates) and updates not in evaluated:
+            if _evaluates_after(flags, updates) and updates not in evaluated:
                 result = evaluate(args, max(updates - 1, 0), source, evaluation=True)
                 tracker.evaluation(updates, result, trainer.policy_state())
 
@@ -107,16 +104,10 @@ def train(
             tracker.update(rollout_id, {**(output.metrics or {}), **metrics, **times})
             if record is not None and trainer.trained is not None:
                 record.add(rollout_id, output.samples, *trainer.trained)
-            # A checkpoint before each evaluation, so that a resumed run keeps it and the policy
-            # that it found best.
-            is_due = _due(flags.save_interval, rollout_id)
-            is_before_evaluation = flags.save_interval is not None and evaluates_after(
-                rollout_id + 1
-            )
-            is_last = rollout_id + 1 == flags.num_rollout
-            if flags.save and (is_due or is_before_evaluation or is_last):
+            updates = rollout_id + 1
+            if flags.save and _saves_after(flags, updates):
                 _save(flags.save, rollout_id, source, trainer)
-            evaluate_if_due(rollout_id + 1)
+            evaluate_if_due(updates)
 
 
 def _hook(flags: EmbeddedFlags, name: str) -> Any:
@@ -159,5 +150,17 @@ def _save(folder: str, rollout_id: int, source: Any, trainer: PpoTrainer) -> Non
         old.unlink()
 
 
-def _due(interval: int | None, rollout_id: int) -> bool:
-    return interval is not None and (rollout_id + 1) % interval == 0
+def _evaluates_after(flags: EmbeddedFlags, updates: int) -> bool:
+    return updates in (0, flags.num_rollout) or _due(flags.eval_interval, updates)
+
+
+def _saves_after(flags: EmbeddedFlags, updates: int) -> bool:
+    """At intervals, before each evaluation (so that a resumed run keeps it and the policy that it
+    found best), and at the end."""
+    if flags.save_interval is None:
+        return updates == flags.num_rollout
+    return _due(flags.save_interval, updates) or _evaluates_after(flags, updates)
+
+
+def _due(interval: int | None, updates: int) -> bool:
+    return interval is not None and updates % interval == 0
