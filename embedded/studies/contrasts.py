@@ -1,8 +1,9 @@
 """Compares the variants of a study by contrasts that were fixed before it ran, with exact tests and
 planned looks.
 
-A contrast adds up areas under held-out curves with signs, for example dual_400 - rloo_400 - dual_25
-+ rloo_25. Seeds are paired: each gives one value. The first contrast of a study is the primary one.
+A contrast adds up areas under held-out curves, or another number of each run, with signs, for
+example dual_400 - rloo_400 - dual_25 + rloo_25. Seeds are paired: each gives one value. The first
+contrast of a study is the primary one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -92,6 +93,18 @@ def areas(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
     return found
 
 
+def numbers(study: Study, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+    """Compute what contrasts add up, by variant and seed: `study.compared` of every finished run,
+    or areas."""
+    if study.compared is None:
+        return areas(study, runs)
+    found: dict[str, dict[int, float]] = {variant: {} for variant in study.variants}
+    for run in runs:
+        if run.done:
+            found[run.variant][run.seed] = run.late_mean(study.compared)
+    return found
+
+
 def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     """Decide every contrast at the latest look that its seeds allow; before its first look it has
     no p-value.
@@ -100,7 +113,7 @@ def results(study: Study, runs: Sequence[Run]) -> list[Result]:
     reach, so the first of several looks tests the primary contrast alone. What a look has decided
     stays decided.
     """
-    found = areas(study, runs)
+    found = numbers(study, runs)
     values = {}
     decided = {}
     for name, signs in study.contrasts.items():

@@ -49,9 +49,16 @@ class Run:
         values = [row[key] for row in self.rows if row.get("train/actor_trains") and key in row]
         return float(np.mean(values)) if values else None
 
+    def late_mean(self, key: str) -> float:
+        """Average a metric over the last half of the updates; raises ConfigError without it."""
+        values = [row[key] for row in self.rows if key in row]
+        if not values:
+            raise ConfigError(f"{self.variant}, seed {self.seed}: no update has {key}")
+        return float(np.mean(values[len(values) // 2 :]))
+
     @property
     def key(self) -> str:
-        """Name of the compared number in the rows."""
+        """Name of the number that evaluations are compared by."""
         return f"eval/{self.measure}"
 
     @property

@@ -66,8 +66,10 @@ class Study(Variant):
     """What random play and the expert reach on the held-out episodes; contrasts count from 0 to 1
     between them."""
     contrasts: Mapping[str, Mapping[str, float]] = {}
-    """Planned comparisons by name, the primary one first: the sign of each variant's area under the
-    held-out curve."""
+    """Planned comparisons by name, the primary one first: the sign of each variant's number."""
+    compared: str | None = None
+    """The metric whose mean over the last half of the updates is a variant's number in contrasts,
+    such as critic/explained_variance; by default it is the area under the held-out curve."""
     variants: Mapping[str, Variant]
     """The compared settings by name."""
 

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("scipy", reason="needs pip install 'slime-verlog[studies]'")
 
-from embedded.studies.contrasts import area_lines, areas, holm, results, sign_flip_p
+from embedded.studies.contrasts import area_lines, areas, holm, numbers, results, sign_flip_p
 from embedded.studies.results import Run
 from embedded.studies.study import Study
-from slime_verlog import read_settings
+from slime_verlog import ConfigError, read_settings
 
 STUDY = {
     "question": "?",
@@ -92,6 +92,17 @@ def test_a_study_of_eight_seeds_has_one_look_at_all_its_contrasts() -> None:
     assert (first.verdict, first.adjusted) == ("yes", 4 / 256)
     assert second.verdict == "no difference above 0.05" and second.p == 1.0
     assert results(few, runs([0.5] * 7))[1].verdict == "open after 7 seeds"
+
+
+def test_a_study_may_compare_the_late_mean_of_a_metric() -> None:
+    rows = [
+        {"update": 1.0, "turns": 5.0, "critic/explained_variance": value}
+        for value in (0.9, 0.9, 0.5, 0.1)
+    ]
+    found = numbers(study(compared="critic/explained_variance"), [Run("new", 0, rows, True)])
+    assert found["new"] == {0: pytest.approx(0.3)}
+    with pytest.raises(ConfigError, match="new, seed 0: no update has critic/none"):
+        numbers(study(compared="critic/none"), [Run("new", 0, rows, True)])
 
 
 def test_areas_end_with_the_shortest_run_and_count_from_random_play_to_the_expert() -> None:
