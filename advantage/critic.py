@@ -17,6 +17,7 @@ from advantage.exchange import Layout, relayed
 from advantage.packing import local_tokens
 from advantage.settings import ValuePretrainingSettings
 from advantage.turn_table import read_turn_table, to_list, whole_numbers
+from advantage.values import explained_share
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Progress:
         assert count, "no rank has held-out tokens"
         variance = totals / count - (total / count) ** 2
         unexplained = errors / count - (error / count) ** 2
-        self.explained.append(1 - unexplained / max(variance, 1e-8))
+        self.explained.append(explained_share(variance, unexplained))
         passes = len(self.explained) - 1
         explained = self.explained[-1]
         logger.info(
@@ -121,13 +122,13 @@ class Progress:
             tensor.copy_(kept)
         self._weights = []
         best = self.explained[self.best]
-        least = settings.least_explained_variance
-        if least is not None and not best > least:
+        if not settings.accepts(best):
+            least = settings.least_explained_variance or 0.0
             raise PretrainingError(
                 f"after {len(self.explained) - 1} passes, the critic's best held-out explained "
                 f"variance is {best:.4f}, not above value_pretraining.least_explained_variance "
-                f"{least:g}, so its values would mislead PPO: collect more batches, or change the "
-                "critic's learning rate"
+                f"{least:g}, so its values would mislead PPO: collect more batches whose "
+                "returns differ, or change the critic's learning rate"
             )
         if not self.has_converged(settings):
             logger.warning(

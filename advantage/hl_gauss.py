@@ -22,6 +22,8 @@ from torch import Tensor
 
 from advantage.settings import AdvantageSettings
 
+SLACK = 1e-3
+"""Bins by which a return may be outside the range without being marked, as a new head's 0 is."""
 PADDING = 2.5
 """Bins between each end of the range and the centre of the last bin beyond it."""
 
@@ -67,8 +69,9 @@ class HlGauss:
         return (torch.softmax(logits, -1) * self.centres(logits)).sum(-1)
 
     def outside(self, returns: Tensor) -> Tensor:
-        """Mark the returns that the targets clamp, bool [...]."""
-        return (returns < self.low) | (returns > self.high)
+        """Mark the returns that the targets clamp, bool [...]; rounding does not count."""
+        slack = SLACK * self.width
+        return (returns < self.low - slack) | (returns > self.high + slack)
 
     def start_bias(self) -> Tensor:
         """Logits [bins], float64, whose value is 0, or the end of the range that is nearest to 0.

@@ -114,10 +114,11 @@ def keys_taken_over(settings: AdvantageSettings, record: Record, place: str) -> 
 
 def _check_score(settings: AdvantageSettings, record: Record, place: str) -> None:
     score = record.get("explained_variance")
-    limit = settings.value_pretraining.least_explained_variance
-    if score is None or limit is None or settings.value_pretraining.batches:
+    pretraining = settings.value_pretraining
+    if score is None or pretraining.batches:
         return
-    if not score > limit:
+    if not pretraining.accepts(score):
+        limit = pretraining.least_explained_variance or 0.0
         raise ConfigError(
             f"the critic in {place} explains {score:.4f} of the variance of held-out returns, not "
             f"above value_pretraining.least_explained_variance {limit:g}, so its values would "

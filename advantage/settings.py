@@ -39,6 +39,12 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {"sao": SAO, "glm52": {**SAO, "gae_fo
 the sources."""
 
 
+LARGEST = 1e30
+"""Returns that float32, the critic's type, can still add up."""
+ROUNDING = 1e-4
+"""Explained variance below this is rounding: a critic whose values are all equal may have it."""
+
+
 class WarmupSettings(Settings):
     """Critic warm-up: `w_epoch` batches are played and kept, then `w_iter` batches are drawn from
     them."""
@@ -68,6 +74,12 @@ class ValuePretrainingSettings(Settings):
     least_explained_variance: float | None = 0.0
     """The run fails and saves no critic if the best held-out explained variance is not above this;
     null: never. PPO refuses to start from a critic that is not above its own value of this key."""
+
+    def accepts(self, explained: float) -> bool:
+        """Tell whether a critic that explains this much is above `least_explained_variance`, and
+        not just by rounding."""
+        least = self.least_explained_variance
+        return least is None or explained > least + ROUNDING
 
 
 class AdvantageSettings(Settings):
@@ -214,9 +226,10 @@ class AdvantageSettings(Settings):
                 "return, such as [0.0, 1.0]"
             )
         ends = self.value_range
-        if ends is not None and (len(ends) != 2 or not ends[0] < ends[1]):
+        if ends is not None and (len(ends) != 2 or not -LARGEST <= ends[0] < ends[1] <= LARGEST):
             raise ConfigError(
-                f"value_range must be two numbers, [smallest, largest return], got {list(ends)}"
+                "value_range must be two numbers, [smallest, largest return], at most "
+                f"{LARGEST:g} in size, got {list(ends)}"
             )
 
 

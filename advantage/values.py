@@ -18,6 +18,8 @@ from advantage.hl_gauss import HlGauss
 EXPLAINED = "explained_variance"
 OUTSIDE = "return_outside_share"
 TENTH = 0.1
+EQUAL = 1e-8
+"""Returns with less variance than this are equal."""
 METRICS_KEY = "critic_metrics"
 """Key of the critic's rollout data with the metrics of the batch, from the hook until the first
 training step."""
@@ -72,10 +74,12 @@ def take_metrics(data: MutableMapping[str, Any]) -> dict[str, float]:
     return data.pop(METRICS_KEY, {})
 
 
-def explained_variance(returns: Tensor, errors: Tensor) -> Tensor:
-    """Compute the share of the returns' variance that the errors [n] do not have; 0 for equal
-    returns."""
-    variance = returns.var(correction=0)
-    if variance < 1e-8:
-        return torch.zeros_like(variance)
-    return 1 - errors.var(correction=0) / variance
+def explained_variance(returns: Tensor, errors: Tensor) -> float:
+    """Compute the share of the returns' variance that the errors [n] do not have."""
+    variance, unexplained = (float(x.var(correction=0)) for x in (returns, errors))
+    return explained_share(variance, unexplained)
+
+
+def explained_share(variance: float, unexplained: float) -> float:
+    """Compute 1 - unexplained / variance; 0 for equal returns, of which nothing can be explained."""
+    return 1 - unexplained / variance if variance > EQUAL else 0.0

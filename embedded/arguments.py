@@ -10,7 +10,8 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from advantage.flags import GROUP, advantage_flags, check_estimator, check_kl
+from advantage.flags import GROUP, advantage_flags, check_dis, check_estimator, check_kl
+from advantage.settings import AdvantageSettings
 from rollout.bridge.settings import CORE_FLAGS, RolloutSettings, check_keys
 from slime_verlog import ConfigError, Field, Settings, read_settings, read_yaml_mapping
 
@@ -153,6 +154,14 @@ class EmbeddedFlags(OptimizerFlags):
                 f"{planned} takes steps in turns, so lr would be 0 early; set lr_decay_style to "
                 "constant"
             )
+        episodes = self.rollout_batch_size * self.n_samples_per_prompt
+        whole = self.rollout_function_path == "embedded.whole_episodes.generate_rollout"
+        if whole and episodes % self.global_batch_size:
+            raise ConfigError(
+                f"{episodes} episodes per batch (rollout_batch_size {self.rollout_batch_size} x "
+                f"n_samples_per_prompt {self.n_samples_per_prompt}) do not fill optimizer steps of "
+                f"global_batch_size {self.global_batch_size}; choose a divisor of {episodes}"
+            )
         if self.kl_coef and self.use_kl_loss:
             raise ConfigError(
                 f"kl_coef {self.kl_coef} and use_kl_loss charge the same KL twice; set one of them "
@@ -177,6 +186,16 @@ WITHOUT_CRITIC: Mapping[str, Any] = {
 each of four starts per update, and four episodes per optimizer step."""
 
 
+DIS_FLAGS: Mapping[str, Any] = {
+    "use_rollout_logprobs": True,
+    "eps_clip": 0.3,
+    "eps_clip_high": 5.0,
+    "eps_clip_c": None,
+}
+"""Flags that `policy_loss: dis` in the YAML sets, also by a preset, unless they are given: those
+of SAO's paper, as in `scripts/run_sao.sh`."""
+
+
 def make_args(config_path: str | Path, **overrides: Any) -> Namespace:
     """Build slime's `args` from the YAML's keys and flags; raises ConfigError if one is
     rejected."""
@@ -187,8 +206,12 @@ def build_args(keys: Mapping[str, Any], **flags: Any) -> Namespace:
     """Build slime's `args` from keys, which are not checked, and flags; raises ConfigError for a
     wrong flag."""
     group_estimator = keys.get("group_estimator")
-    given = read_settings(EmbeddedFlags, {**(WITHOUT_CRITIC if group_estimator else {}), **flags})
+    is_dis = AdvantageSettings.with_preset(keys).get("policy_loss") == "dis"
+    own = {**(WITHOUT_CRITIC if group_estimator else {}), **(DIS_FLAGS if is_dis else {})}
+    given = read_settings(EmbeddedFlags, {**own, **flags})
     check_estimator(advantage_flags(given), group_estimator)
+    if is_dis:
+        check_dis(advantage_flags(given))
     machine = {
         "actor_num_nodes": 1,
         "actor_num_gpus_per_node": 1,

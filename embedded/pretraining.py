@@ -62,15 +62,23 @@ def split_run(
 
 
 def check_stages(stages: Iterable[Stage | None]) -> Namespace:
-    """Try the settings and tasks of each stage, and return slime's `args` of the last; raises
-    ConfigError."""
-    from embedded.arguments import build_args
+    """Try the settings and tasks of each stage as its first update will, and return slime's `args`
+    of the last; raises ConfigError."""
+    from advantage.saved_critic import keys_taken_over
+    from embedded.arguments import build_args, embedded_flags
+    from embedded.trainer.checkpoint import critic_record, is_checkpoint
+    from rollout.bridge.checks import BATCHES, check_fixed_turn
     from rollout.data_source import EpisodeSource
 
     args = Namespace()
     for stage in filter(None, stages):
         args = build_args(stage.keys, **stage.flags)
-        EpisodeSource(args)
+        flags = embedded_flags(args)
+        settings = EpisodeSource(args).settings
+        if flags.rollout_function_path in BATCHES:
+            check_fixed_turn(args, settings)
+        if flags.critic_load and is_checkpoint(flags.critic_load):
+            keys_taken_over(settings, critic_record(flags.critic_load), flags.critic_load)
     return args
 
 

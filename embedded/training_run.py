@@ -42,7 +42,7 @@ from embedded.run.folder import (
 from embedded.run.record import TrainingRecord
 from embedded.run.report import RunReport
 from embedded.train import train
-from embedded.trainer.checkpoint import saved_actor
+from embedded.trainer.checkpoint import keep_critic, saved_actor
 from embedded.trainer.megatron import megatron_to_hf
 from embedded.warmstart.imitation import IMITATION_FILE, WarmStart, make_policy, read_imitation
 from envs.loading import load_env_module
@@ -118,6 +118,7 @@ class TrainingRun:
             with suppress(OSError):  # the disk may be full
                 write_about(self.folder, {**about, "stopped": str(error) or type(error).__name__})
             raise
+        keep_critic(self.checkpoints, self.folder / "critic_after")
         summary = report.write()
         shutil.rmtree(self.checkpoints, ignore_errors=True)
         return summary

@@ -36,6 +36,7 @@ _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
 _loops = threading.local()
 """The event loop of each thread in which async environments play."""
+_STARTED_IN = Path.cwd()
 _edited: dict[str, int] = {}
 """Modification time in ns of each imported file, by its module name."""
 
@@ -205,6 +206,8 @@ def import_extra(module: str, what: str, extra: str, note: str = "") -> ModuleTy
 def _load_file(path: Path, key: str) -> ModuleType:
     """Import a file under a unique module name, so that files with the same name do not replace
     each other."""
+    if not path.is_file() and (_STARTED_IN / path).is_file():
+        path = _STARTED_IN / path  # an environment has changed the current directory
     if not path.is_file():
         what = "the environment file" if key == _KEY else f"{key}: the file"
         advice = "run the command where the file lies, or give its absolute path"

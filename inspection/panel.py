@@ -9,6 +9,7 @@ depend on the machine, the number of workers, the order of tasks or files, or th
 """
 
 import argparse
+from contextlib import suppress
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +28,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print one line per task, and the hash."""
+    from envs.loading import load_env_module
     from inspection.target import evaluated
     from inspection.text import align
     from rollout.bridge.settings import check_keys
     from rollout.tasks import held_out_episodes, panel_hash, read_tasks
+    from slime_verlog import SlimeVerlogError, read_settings
 
     settings = check_keys(evaluated(options))
     tasks = read_tasks(settings, settings.eval)
+    for task in tasks:
+        model = None
+        with suppress(SlimeVerlogError):  # a panel has a hash where its environment is missing, too
+            model = getattr(load_env_module(task.env_path), "SETTINGS", None)
+        if model is not None:
+            read_settings(model, task.options, "env.")
     episodes = held_out_episodes(settings, tasks)
     first = settings.eval.seed_start
     seeds = f"{first} to {first + settings.eval.episodes - 1}"

@@ -16,9 +16,9 @@ With --view, OUT/episodes.html shows the run while it goes on (`slime-verlog vie
 same page later).
 
 OUT gets policy_before/ (after imitation), policy_after/ (the last) and policy_best/ (the best on
-held-out episodes) as Hugging Face folders, the held-out episodes of every evaluation
-(episodes.jsonl), a sample of the training turns with the trainer's numbers (training.jsonl),
-metrics.jsonl and summary.json.
+held-out episodes) as Hugging Face folders, critic_after/ (for `branch --critic` and the flag
+critic_load), the held-out episodes of every evaluation (episodes.jsonl), a sample of the training
+turns with the trainer's numbers (training.jsonl), metrics.jsonl and summary.json.
 """
 
 import signal

@@ -105,7 +105,7 @@ def actor_fault(rows: Sequence[Mapping[str, float]]) -> str | None:
         return "the actor's gradient was not finite (see actor/grad_norm); lower lr"
     if not any(norms):
         return f"the actor never changed: its gradient was 0 in all {len(trained)} updates that trained it"
-    if not any(row.get("actor/pg_loss") for row in trained):
+    if not any(row.get("actor/advantage_abs", 1.0) for row in trained):
         return f"the actor learned nothing from rewards: every advantage was 0 in all {len(trained)} updates"
     return None
 

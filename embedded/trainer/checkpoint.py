@@ -4,6 +4,7 @@ A crash during a save leaves the previous checkpoint intact. Older ones are dele
 can be loaded.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from embedded.run.folder import write_text
 from rollout.errors import CheckpointError
+from slime_verlog import ConfigError
 
 if TYPE_CHECKING:
     from embedded.trainer.megatron import Adam
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 Models = Mapping[str, torch.nn.Module]
 Optimizers = Mapping[str, "Adam"]
 FORMAT = "slime-verlog-trainer-2"
+TOKENIZER = "tokenizer"
+"""Entry of a critic's record: `tokenizer_digest` of the model that it was trained with."""
 _LATEST = "latest.json"
 
 
@@ -115,6 +119,35 @@ def _reading(folder: str | Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"no usable trainer checkpoint in {folder}: {error}") from error
+
+
+def keep_critic(folder: str | Path, target: Path) -> None:
+    """Copy the critic and its record from the latest checkpoint to `target`, as a checkpoint of the
+    critic alone; does nothing without a critic that was trained."""
+    source, rollout_id = _latest(folder)
+    if not critic_record(folder):
+        return
+    shutil.rmtree(target, ignore_errors=True)
+    (target / source.name).mkdir(parents=True)
+    for name in ("critic.safetensors", "state.json"):
+        shutil.copyfile(source / name, target / source.name / name)
+    write_text(target / _LATEST, json.dumps({"rollout_id": rollout_id}))
+
+
+def tokenizer_digest(model: str | Path) -> str | None:
+    """Hash the tokenizer of a Hugging Face folder; None without one."""
+    path = Path(model) / "tokenizer.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else None
+
+
+def check_tokenizer(folder: str | Path, model: str | Path) -> None:
+    """Raise ConfigError if the checkpoint's critic reads other token ids than the model's."""
+    trained = critic_record(folder).get(TOKENIZER)
+    if trained is not None and trained != tokenizer_digest(model):
+        raise ConfigError(
+            f"the critic in {folder} was trained with another tokenizer than that of {model}, so "
+            "the same token ids mean other words; give a critic and a model of the same run"
+        )
 
 
 def load_critic(folder: str | Path, critic: torch.nn.Module) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from advantage.critic import Progress
 from advantage.exchange import current_layout
-from advantage.flags import advantage_flags, check_dis
 from advantage.hl_gauss import describe_head, hl_gauss_of
 from advantage.patch.roles import report_frozen
 from advantage.saved_critic import head_record, keys_taken_over, pretrained_record
@@ -38,11 +37,14 @@ from embedded.trainer.batches import (
     to_rollout_data,
 )
 from embedded.trainer.checkpoint import (
+    TOKENIZER,
+    check_tokenizer,
     critic_record,
     is_checkpoint,
     load_critic,
     load_trainer,
     save_trainer,
+    tokenizer_digest,
 )
 from embedded.trainer.losses import approx_kl, log_probs_and_entropy, policy_loss, value_loss
 from envs.loading import load_attribute
@@ -72,7 +74,7 @@ class PpoTrainer:
             )
         self._settings = advantage_settings(args)
         self._bins = hl_gauss_of(self._settings)
-        self._critic_record = head_record(self._settings)
+        self._critic_record = head_record(self._settings) if self._has_critic else {}
         if self._bins is not None:
             logger.info(
                 "the critic's head is %s; --value-clip is ignored", describe_head(self._bins)
@@ -81,8 +83,6 @@ class PpoTrainer:
             role: Namespace(**{**vars(args), ROLE: role}) for role in ("actor", "critic")
         }
         self._alarm = off_policy_alarm(self._settings)
-        if self._settings.policy_loss == "dis":
-            check_dis(advantage_flags(args))
         self.device = megatron.initialize()
         self.config = AutoConfig.from_pretrained(flags.hf_checkpoint)
         self.actor = megatron.build_model(flags.hf_checkpoint, self.device, bf16=flags.bf16)
@@ -93,6 +93,7 @@ class PpoTrainer:
             folder, self.device, critic=True, bf16=flags.bf16, bins=self._bins
         )
         if is_saved:
+            check_tokenizer(start_of_critic, flags.hf_checkpoint)
             load_critic(start_of_critic, self.critic)
         parameters = dict(self.critic.named_parameters())
         for name in report_frozen("critic", parameters, self._settings.critic_frozen):
@@ -124,7 +125,7 @@ class PpoTrainer:
         everything = micro_batches(data, range(len(data["tokens"])), self.flags.max_tokens_per_gpu)
         if self._settings.value_pretraining.batches:
             return self._pretrain_critic(rollout_id, data, everything)
-        has_critic = self.flags.advantage_estimator == "ppo"
+        has_critic = self._has_critic
         actor_trains = not has_critic or rollout_id >= self.flags.num_critic_only_steps
         values = self._pool.submit(self._values, data, everything) if has_critic else None
         log_probs = self._pool.submit(self._log_probs, data, everything) if actor_trains else None
@@ -145,13 +146,20 @@ class PpoTrainer:
             "train/actor_trains": float(actor_trains),
         }
 
+    @property
+    def _has_critic(self) -> bool:
+        return self.flags.advantage_estimator == "ppo"
+
     def policy_state(self) -> dict[str, Tensor]:
         """Return the actor's weights under Hugging Face names; they share memory with the actor."""
         return megatron.megatron_to_hf(self.actor.state_dict(), self.config)
 
     def save(self, folder: str, rollout_id: int) -> None:
         """Write models and optimizers; raises CheckpointError if that fails."""
-        save_trainer(folder, rollout_id, self._models, self._optimizers, self._critic_record)
+        record = self._critic_record
+        if record:
+            record = {**record, TOKENIZER: tokenizer_digest(self.flags.hf_checkpoint)}
+        save_trainer(folder, rollout_id, self._models, self._optimizers, record)
 
     def load(self, folder: str) -> int:
         """Restore the latest checkpoint and return its rollout id.
@@ -238,13 +246,17 @@ class PpoTrainer:
             load_attribute(path, "rollout_data_postprocess_path")(self.args, rollout_id, data)
         trained = torch.cat(data["loss_masks"]).bool()
         kl = torch.cat(data["kl"])[trained].mean().item()
+        size = torch.cat(data["advantages"])[trained].abs().mean().item()
         metrics = finish_dis(
             self._optimize(self.actor, self.actor_optimizer, data, self._policy_loss)
         )
         metrics |= self._alarm.watch(metrics, rollout_id)
         # What the hooks added for slime's own log, under slime's names.
         logged = {k: v.item() for k, v in data.items() if isinstance(v, Tensor) and not v.ndim}
-        return {**_named("rollout", logged), **_named("actor", {**metrics, "ref_kl": kl})}
+        return {
+            **_named("rollout", logged),
+            **_named("actor", {**metrics, "ref_kl": kl, "advantage_abs": size}),
+        }
 
     def _policy_loss(
         self, data: RolloutData, batch: MicroBatch, logits: Tensor, reduce: Reducer

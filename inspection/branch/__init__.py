@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--times", type=int, default=8, metavar="N", help="branches per turn; default: %(default)s"
     )
-    critic = "with --sample: a run's checkpoints; tell how much its critic explains"
+    critic = "with --sample: a run's critic_after; tell how much its critic explains"
     parser.add_argument("--critic", type=Path, metavar="FOLDER", help=critic)
     one = "number of one episode in the file, from 1; default: the first, and with --sample all"
     parser.add_argument("--episode", type=int, metavar="NUMBER", help=one)

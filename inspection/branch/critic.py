@@ -9,7 +9,12 @@ from advantage.hl_gauss import hl_gauss_of
 from advantage.saved_critic import HEAD_KEYS
 from advantage.settings import AdvantageSettings
 from embedded.trainer import megatron
-from embedded.trainer.checkpoint import critic_record, is_checkpoint, load_critic
+from embedded.trainer.checkpoint import (
+    check_tokenizer,
+    critic_record,
+    is_checkpoint,
+    load_critic,
+)
 from slime_verlog import ConfigError, read_settings
 
 AT_ONCE = 64
@@ -21,18 +26,19 @@ def values_of(prompts: Sequence[Sequence[int]], checkpoints: Path, policy: Path)
     """Return the critic's value of each prompt, given as token ids.
 
     Args:
-        checkpoints: the folder in which a run on one machine saved actor and critic.
+        checkpoints: the folder in which a run on one machine saved its critic.
         policy: a model of that run as Hugging Face folder, which tells the critic's shape.
 
     Raises:
-        ConfigError: the folder has no checkpoint.
+        ConfigError: the folder has no checkpoint, or its critic was trained with another tokenizer.
         CheckpointError: its critic cannot be read, or is of another shape.
     """
     if not is_checkpoint(checkpoints):
         raise ConfigError(
-            f"--critic {checkpoints} holds no checkpoint; give OUT/checkpoints of slime-verlog "
-            "train"
+            f"--critic {checkpoints} holds no checkpoint; give OUT/critic_after of slime-verlog "
+            "train, or OUT/checkpoints while that runs"
         )
+    check_tokenizer(checkpoints, policy)
     record = critic_record(checkpoints)
     head = {key: record[key] for key in HEAD_KEYS if key in record}
     bins = hl_gauss_of(read_settings(AdvantageSettings, head))

@@ -8,9 +8,11 @@ where it comes from.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import random
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,7 @@ from inspection.evaluate.table import SPEED_KEYS, Key, SweepPoint
 from inspection.records import FILE, Record, env_spec_of, read_episodes, token_ids_of
 from inspection.target import check_numbers
 from inspection.text import align
-from rollout.bridge.settings import check_keys, with_assignments
+from rollout.bridge.settings import check_keys, set_key, with_assignments
 from rollout.spec import EpisodeSpec, Past
 from slime_verlog import ConfigError, read_settings
 
@@ -231,6 +233,11 @@ def _slim(episode: Record, where: str) -> Record:
         if episode.get(key) is None
     ]:
         raise ConfigError(f"{where} has no {missing[0]}, so it cannot be played again")
+    if origin := episode.get("branch"):
+        raise ConfigError(
+            f"{where} is a branch itself; branch from the episodes that it continues, in "
+            f"{origin['run']}"
+        )
     story = [{key: turn[key] for key in _OF_TURN if key in turn} for turn in episode["story"]]
     return {key: episode[key] for key in _KEPT if key in episode} | {"story": story}
 
@@ -248,10 +255,23 @@ def _points(
         )
     points = {}
     for setting in dict.fromkeys(state.setting for state in states):
-        swept = setting.split(", ") if setting != "-" else []
-        of_point = with_assignments({**config, **changed}, swept, "the setting of a record")
+        of_point: Record = {**config, **changed}
+        for key, value in _swept(setting).items():
+            of_point = set_key(of_point, key, value)
         points[setting] = SweepPoint({}, of_point, check_keys(of_point))
     return points
+
+
+def _swept(setting: str) -> dict[str, object]:
+    """The swept keys, as `SweepPoint.label` writes them into a record."""
+    found: dict[str, object] = {}
+    for part in re.split(r", (?=[\w.]+=)", setting) if setting != "-" else ():
+        key, _, text = part.partition("=")
+        try:
+            found[key] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            found[key] = text
+    return found
 
 
 def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:

@@ -211,8 +211,10 @@ def _validity(plays: Sequence[Playthrough], abilities: Abilities) -> Finding:
                 "actions", f"{detail}; if the game takes certain words, name them in actions"
             )
         return ok("actions", "none named, so any text may be an answer")
-    default = plays[0].replies[0].default_action
-    if default not in abilities.actions:
+    first = plays[0].replies[0]
+    default = first.default_action
+    # An agent's answers are texts, and its default stands for one.
+    if default not in abilities.actions and not first.whole_prompts:
         return warning("actions", f"default_action {default!r} is not one of actions")
     if not any(valid):
         detail = f"none of {len(valid)} answers drawn from actions was valid; step must accept the names in actions"

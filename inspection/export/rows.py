@@ -77,7 +77,7 @@ def rows_of(episode: Record, valid_only: bool = False) -> Iterator[Record]:
     """Yield the episode's rows: `messages`, `tools` (JSON, for slime's `--tool-key`) and
     `metadata`.
 
-    `metadata.notes` says whether the row is a turn in which the model wrote its notes. With
+    `metadata.notes` says whether the model wrote its notes in one of the row's turns. With
     `valid_only`, invalid responses are not trained on. Raises ConfigError if a message has images,
     or if a scripted player named bare actions where the prompt asks for more.
     """
@@ -95,7 +95,11 @@ def rows_of(episode: Record, valid_only: bool = False) -> Iterator[Record]:
             last = chain[-1]
             shown = [messages[index] for index in last["prompt"]]
             _check_text(episode, last, shown)
-            place = {"turn": first, "turns": len(chain), "notes": "summary" in chain[0]}
+            place = {
+                "turn": first,
+                "turns": len(chain),
+                "notes": any("summary" in t for t in chain),
+            }
             conversation = [*shown, {"role": "assistant", "content": last["response"]}]
             yield {
                 "messages": _masked(conversation, trained),

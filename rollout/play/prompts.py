@@ -94,20 +94,22 @@ class Prompts:
             return False
         tokens = len(prompt.token_ids)
         after_next = tokens + max(tokens - len(before.token_ids), 0)  # after another turn as long
-        asking = after_next + len(self.encoder.text.encode(SUMMARY_REQUEST.format(most)))
+        asking = after_next + len(self.encoder.text.encode("\n\n" + SUMMARY_REQUEST.format(most)))
         can_wait = flags.fits(tokens, self._response_len) and flags.fits(asking, most)
         return self.conversation.wants_notes(tokens, can_wait, flags.left(tokens))
 
     def _count_not_asked(self, asking: Prompt) -> None:
         if self.session.replayed:
             return
+        grows = self.runtime.settings.history == "full"
+        lost = "the conversation stays as it is" if grows else "turns are forgotten without notes"
+        sooner = "memory.free" if grows else "memory.budget, memory.every"
         self.runtime.count_fault(
             "notes_not_asked",
             self.spec.episode_id,
             f"the prompt that asks for notes has {len(asking.token_ids)} tokens and does not fit, "
-            "so turns are forgotten without notes: ask earlier (memory.budget, memory.every, "
-            "memory.free), lower memory.max_tokens, or raise --rollout-max-context-len (and "
-            "--rollout-max-prompt-len)",
+            f"so {lost}: ask earlier ({sooner}), lower memory.max_tokens, or raise "
+            "--rollout-max-context-len (and --rollout-max-prompt-len)",
         )
 
     async def _encode(self, turn: Turn, notes: bool = False) -> Prompt:

@@ -15,6 +15,7 @@ from advantage.exchange import Group, Layout
 from advantage.hook import compute_advantages
 from advantage.settings import ValuePretrainingSettings, advantage_settings
 from advantage.turn_table import TurnKind
+from advantage.values import explained_share
 from slime_verlog import ConfigError
 from tests.advantage.batches import FakeSample, expected, make_args, make_samples, rollout_data
 
@@ -109,6 +110,18 @@ def test_a_critic_that_explains_nothing_is_refused_unless_told_otherwise() -> No
         progress.finish(settings, [critic])
     progress, critic, _ = run(pretraining_args(patience=1), [-1.0], samples)
     progress.finish(settings.model_copy(update={"least_explained_variance": None}), [critic])
+
+
+@pytest.mark.parametrize(
+    ("variance", "unexplained", "share"),
+    [(4.0, 1.0, 0.75), (4.0, 6.0, -0.5), (4.0, 4.0 - 1e-12, 0.0), (0.0, 0.0, 0.0), (0.0, 2.0, 0.0)],
+)
+def test_rounding_and_equal_returns_explain_nothing(
+    variance: float, unexplained: float, share: float
+) -> None:
+    found = explained_share(variance, unexplained)
+    assert found == pytest.approx(share, abs=1e-9)
+    assert ValuePretrainingSettings().accepts(found) is (share > 0)
 
 
 def test_the_last_pipeline_stage_decides_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -297,7 +297,18 @@ def test_each_point_of_a_sweep_keeps_its_settings_and_a_branch_has_none(tmp_path
             assert about["discounted"] == about["return_to_go"]
     (tmp_path / "branches").rename(tmp_path / "of_branches")
     said = error_of("branch", tmp_path / "of_branches", "--turn", "1", "--player", "random")
-    assert "the setting of a record must look like memory.n=4, got 'turn " in said
+    assert "episode 1, is a branch itself; branch from the episodes that it continues, in" in said
+
+
+def test_a_sweep_over_lists_and_words_is_read_back(tmp_path: Path) -> None:
+    given = write_config(tmp_path, tasks=["count"], env={"max_length": 40})
+    sweeps = ["--sweep", "tasks=[count,other],[count]", "--sweep", "memory.kind=window,full"]
+    assert evaluate(*given, "--player", "random", *sweeps) == 0
+    assert branch(tmp_path, "--sample", "12", "--times", "2", "--player", "random") == 0
+    settings = {episode["setting"] for episode in read_episodes(tmp_path / "branches")}
+    assert any(
+        setting.startswith("tasks=['count', 'other'], memory.kind=full") for setting in settings
+    )
 
 
 def edit(file: Path, change: Any) -> None:

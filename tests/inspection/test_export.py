@@ -121,6 +121,15 @@ def test_a_window_gives_one_row_per_turn_and_full_history_one_per_episode(tmp_pa
     assert (whole["metadata"]["turn"], whole["metadata"]["turns"]) == (0, 3)
 
 
+def test_a_row_that_ends_with_notes_says_so(tmp_path: Path) -> None:
+    episode = conversation_episode()
+    episode["story"][2]["summary"] = {"tokens": 3.0}
+    write_run(tmp_path, [episode, conversation_episode(2)])
+    assert export(tmp_path, tmp_path / "rows.jsonl") == 0
+    found = [row["metadata"]["notes"] for row in rows(tmp_path / "rows.jsonl")]
+    assert found == [True, False]
+
+
 def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
     write_run(tmp_path, [conversation_episode()])
     out = tmp_path / "sft.jsonl"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from embedded.studies.study import Study, Variant
 from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.tasks import panel_hash
-from tests.fixtures.command import slime_verlog
+from tests.fixtures.command import error_of, slime_verlog
 from tests.inspection.test_evaluate import evaluate, rows_of, write_config
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +114,11 @@ def test_every_option_that_decides_the_episodes_counts_and_others_do_not() -> No
     assert hashes[0] == panel(
         ERRANDS, "--set", "n_env=4", "--set", "memory.n=3", "--episodes", "32"
     )
+
+
+def test_options_that_the_environment_refuses_have_no_hash() -> None:
+    said = error_of("panel", ERRANDS, "--set", "env.max_step=25")
+    assert "unknown key 'env.max_step'; did you mean 'env.max_steps'?" in said
 
 
 def test_the_tables_of_evaluations_and_studies_have_the_hash(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ it refuses."""
 import contextlib
 import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import embedded.launch
-from embedded.arguments import with_absolute_files
+from embedded.arguments import build_args, with_absolute_files
 from embedded.warmstart.policy import PolicySize
 from inspection.records import read_episodes
 from inspection.view.training import read_training
@@ -335,6 +336,37 @@ def test_notes_that_cannot_work_are_refused_before_imitation(
     config = write(tmp_path, **keys, memory={"kind": "notes", "max_tokens": 8, **memory})
     assert sentence in train(config, tmp_path / "out", "--updates", "2", *flags, of=error_of)
     assert not (tmp_path / "out" / "policy_before").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--set-flag", "rollout_batch_size=50"), "a batch holds 50 turns"),
+        (
+            ("--set", "group_estimator=gigpo", "--set-flag", "rollout_batch_size=5"),
+            "20 episodes per batch .* do not fill optimizer steps of global_batch_size 24",
+        ),
+        (
+            ("--set", "preset=sao", "--set-flag", "eps_clip_c=3.0"),
+            "policy_loss: dis has no dual clip",
+        ),
+    ],
+)
+def test_flags_that_the_first_update_refuses_are_refused_before_imitation(
+    tmp_path: Path, words: tuple[str, ...], sentence: str
+) -> None:
+    steps = ("--updates", "2", "--set-flag", "global_batch_size=24")
+    assert re.search(
+        sentence, train(write(tmp_path), tmp_path / "out", *steps, *words, of=error_of)
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_preset_sets_the_flags_of_its_loss_unless_they_are_given() -> None:
+    keys = {"rollout_interaction_env_path": "envs.babyai", "preset": "sao"}
+    args = build_args(keys, hf_checkpoint="", eps_clip_high=3.0)
+    found = args.use_rollout_logprobs, args.eps_clip, args.eps_clip_high, args.eps_clip_c
+    assert found == (True, 0.3, 3.0, None)
 
 
 def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(

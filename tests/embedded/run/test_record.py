@@ -11,7 +11,7 @@ pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[emb
 from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from advantage.settings import advantage_settings
-from embedded.run.record import TURNS, TrainingRecord
+from embedded.run.record import TURNS, TrainingRecord, actor_fault
 from embedded.train import train
 from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
 from rollout.play.notes import SUMMARY_REQUEST
@@ -108,3 +108,12 @@ def test_an_estimator_without_a_critic_records_what_there_is(
     train(args, Recorder(), record=record)
     line = json.loads((tmp_path / "training.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert "values" not in line["story"][0]["tokens"] and "advantages" in line["story"][0]["tokens"]
+
+
+@pytest.mark.parametrize(("size", "fault"), [(0.5, None), (0.0, "every advantage was 0 in all 1")])
+def test_centred_advantages_teach_something_though_their_mean_is_0(
+    size: float, fault: str | None
+) -> None:
+    row = {"actor/grad_norm": 0.4, "actor/pg_loss": 0.0, "actor/advantage_abs": size}
+    found = actor_fault([{**row, "train/actor_trains": 1.0}])
+    assert found is fault if fault is None else fault in (found or "")

@@ -14,7 +14,7 @@ from rollout.turn import StopReason
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import playing
 from tests.rollout.play.test_summary_prompts import reply
-from tests.rollout.play.test_summary_turns import LONG, asked, one_slot, plays
+from tests.rollout.play.test_summary_turns import LONG, asked, one_slot, plays, writes
 
 FREE, CONTEXT = 200, 1024
 MEMORY = {"kind": "notes", "free": FREE, "keep": 2, "times": 3, "max_tokens": 24}
@@ -72,6 +72,33 @@ async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(
     assert batch.metrics["summary/turns"] == sum(
         not turn.stepped for part in batch.segments for turn in part.turns
     )
+
+
+WITHOUT_FORMAT = """
+from envs.base import describe_task, read_env_settings
+from tests.fixtures.counting_env import CountingGame, CountingSettings
+
+class Silent(CountingGame):
+    answer_format = ""
+
+def build_env(sample, args):
+    return Silent(read_env_settings(CountingSettings, args), describe_task(sample)[1])
+"""
+
+
+@pytest.mark.parametrize("context", range(980, 996, 2))
+async def test_notes_are_asked_for_while_the_prompt_that_asks_still_fits(
+    tmp_path: Path, context: int
+) -> None:
+    """Where nothing but the end of the context asks for them, and turns are equally long."""
+    path = tmp_path / "silent.py"
+    path.write_text(WITHOUT_FORMAT)
+    keys = {**COMPACTING, "memory": {**MEMORY, "free": 1}, "rollout_max_context_len": context}
+    keys["rollout_interaction_env_path"] = str(path)
+    async with playing(tmp_path, writes("red"), **keys, **one_slot(16)) as run:
+        batch = await fixed_turn.collect(run.args, 0, run.source)
+    assert batch.metrics["summary/turns"] > 0
+    assert batch.metrics["rollout/faults/notes_not_asked"] == 0
 
 
 async def test_a_whole_episode_in_slimes_loop_comes_as_one_sample_per_stretch(
