@@ -9,6 +9,7 @@ import pytest
 from envs.agent.continued import Continued
 from rollout.bridge.sample import row_of
 from tests.fixtures.families import family
+from tests.fixtures.messages import answer, user
 from tests.fixtures.playing import playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.test_agent_rollout import agent
@@ -32,15 +33,14 @@ async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(
     """Or though the template spells a value differently, as `false`, for which Qwen3.5's writes
     `False`."""
     tokenizer = family(name)
-    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    tokenizer.save_pretrained(tmp_path / "model")
 
     def script(body: dict[str, Any], turn: int) -> Any:
         text = CALLS[name].format(number.format(turn))
         return (text, "<|observation|>") if name == "glm-4.7" else text
 
     engine = ScriptedEngine(tokenizer, script)
-    settings = agent("goes_on 4", hf_checkpoint=str(tmp_path / "checkpoint"))
-    async with playing(tmp_path, engine, **settings) as run:
+    async with playing(tmp_path, engine, **agent("goes_on 4")) as run:
         (sample,) = await run.episode()
         assert not (await run.runtime()).counters
     spans = row_of(sample).turns
@@ -53,16 +53,20 @@ async def test_responses_keep_their_tokens_though_the_agent_fills_in_a_default(
     )
 
 
-def message(role: str, content: str, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
-
-
 def call(**arguments: Any) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
 
 
-ASKED = [message("user", "go")]
-RESPONSE = message("assistant", "I add.", reasoning_content="so", tool_calls=[call(a=1)])
+ASKED, MORE = [user("go")], user("more")
+RESPONSE = answer("I add.", reasoning_content="so", tool_calls=[call(a=1)])
+
+
+def shown_after(response: dict[str, Any], *messages: dict[str, Any]) -> Any:
+    """What a request with these messages shows and continues once the first was answered so."""
+    requests = Continued()
+    assert requests.show(ASKED, list) == (ASKED, None)
+    requests.answered(response)
+    return requests.show(list(messages), list)
 
 
 @pytest.mark.parametrize(
@@ -75,18 +79,15 @@ RESPONSE = message("assistant", "I add.", reasoning_content="so", tool_calls=[ca
         ({**RESPONSE, "tool_calls": [call(a=2)]}, False),
         ({**RESPONSE, "tool_calls": [call(b=1)]}, False),
         ({**RESPONSE, "tool_calls": []}, False),
-        (message("user", "I add."), False),
+        (user("I add."), False),
     ],
 )
 def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(
     sent: Any, continues: bool
 ) -> None:
-    requests = Continued()
-    assert requests.show(ASKED, list) == (ASKED, None)
-    requests.answered(RESPONSE)
-    shown, found = requests.show([*ASKED, sent, message("user", "more")], list)
+    shown, found = shown_after(RESPONSE, *ASKED, sent, MORE)
     assert found == ((0, 2) if continues else None)
-    assert shown == [*ASKED, RESPONSE if continues else sent, message("user", "more")]
+    assert shown == [*ASKED, RESPONSE if continues else sent, MORE]
 
 
 @pytest.mark.parametrize(
@@ -101,33 +102,26 @@ def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(
 )
 def test_a_program_may_leave_out_a_change_to_the_folder_it_is_in(sent: str, is_same: bool) -> None:
     """Claude Code does."""
-    requests = Continued()
-    requests.show(ASKED, list)
-    response = {**RESPONSE, "tool_calls": [call(command="cd /w && make test")]}
-    requests.answered(response)
-    back = {**RESPONSE, "tool_calls": [call(command=sent)]}
-    shown, found = requests.show([*ASKED, back, message("user", "more")], list)
+    response, back = (
+        {**RESPONSE, "tool_calls": [call(command=command)]}
+        for command in ("cd /w && make test", sent)
+    )
+    shown, found = shown_after(response, *ASKED, back, MORE)
     assert (found is not None) == is_same
     assert shown[1] == (response if is_same else back)
 
 
 def test_threads_that_interleave_continue_their_own_turns() -> None:
     requests = Continued()
-    threads = {name: [message("user", name)] for name in "ab"}
+    threads = {name: [user(name)] for name in "ab"}
     for turn in range(4):
         name = "ab"[turn % 2]
         shown, continues = requests.show(threads[name], list)
         assert shown == threads[name] and continues == (None if turn < 2 else (turn - 2, 2))
-        answer = message("assistant", f"answer {turn}")
-        requests.answered(answer)
-        threads[name] += [answer, message("user", "more")]
+        requests.answered(answer(f"answer {turn}"))
+        threads[name] += [answer(f"answer {turn}"), MORE]
 
 
 def test_a_request_that_edits_an_earlier_message_continues_nothing() -> None:
-    requests = Continued()
-    requests.show(ASKED, list)
-    requests.answered(RESPONSE)
-    assert (
-        requests.show([message("user", "Go"), RESPONSE, message("user", "more")], list)[1] is None
-    )
-    assert requests.show([*ASKED, RESPONSE], list)[1] is None, "nothing new was said"
+    assert shown_after(RESPONSE, user("Go"), RESPONSE, MORE)[1] is None
+    assert shown_after(RESPONSE, *ASKED, RESPONSE)[1] is None, "nothing new was said"

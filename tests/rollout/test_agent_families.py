@@ -9,14 +9,10 @@ from typing import Any
 
 import pytest
 
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import row_of
-from rollout.data_source import EpisodeSource
-from rollout.generate import generate
-from rollout.play.runtime import close_runtimes, get_runtime
 from tests.envs.agent.test_coding_agents import RECIPES
 from tests.fixtures.families import family
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.playing import playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 
 RESPONSES = {
@@ -88,7 +84,7 @@ async def play(
 ) -> tuple[list[str], Any, dict[str, int]]:
     """Play one episode; return the prompts as text, the samples, and the counted faults."""
     tokenizer, kind = family(name), name.partition(" ")[0]
-    tokenizer.save_pretrained(folder / "checkpoint")
+    tokenizer.save_pretrained(folder / "model")
     (folder / "work").mkdir()
     (folder / "grade.py").write_text(GRADE)
     keys = {
@@ -100,18 +96,12 @@ async def play(
     answers: list[Any] = [text.replace("{cmd}", "echo fine > made.txt") for text in RESPONSES[kind]]
     if kind in ENDS:
         answers = list(zip(answers, ENDS[kind], strict=True))
-    async with ScriptedEngine(tokenizer, lambda body, number: answers[min(number, 1)]) as engine:
-        given = {"rollout_interaction_env_path": "envs.agent", "tasks": ["any"], "env": keys}
-        limits = {"rollout_max_context_len": 100_000, "rollout_max_response_len": 500}
-        args = rollout_args(
-            folder, engine.port, hf_checkpoint=str(folder / "checkpoint"), **given, **limits
-        )
-        sample = EpisodeSource(args).get_samples(1)[0][0]
-        try:
-            samples: Any = await generate(args, sample, RolloutFlags.read(args).sampling_params())
-            counters = dict((await get_runtime(args)).counters)
-        finally:
-            await close_runtimes()
+    engine = ScriptedEngine(tokenizer, lambda body, number: answers[min(number, 1)])
+    given = {"rollout_interaction_env_path": "envs.agent", "tasks": ["any"], "env": keys}
+    limits = {"rollout_max_context_len": 100_000, "rollout_max_response_len": 500}
+    async with playing(folder, engine, **given, **limits) as run:
+        samples = await run.episode()
+        counters = dict((await run.runtime()).counters)
     return [tokenizer.decode(body["input_ids"]) for body in engine.requests], samples, counters
 
 

@@ -15,7 +15,8 @@ from tests.cases import some
 from tests.envs.agent.test_agent import options
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.families import family
-from tests.fixtures.playing import playing
+from tests.fixtures.messages import answer, system, user
+from tests.fixtures.playing import one_slot, playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 
 TWO_WORKERS: dict[str, Any] = {
@@ -42,11 +43,10 @@ def agent(mode: str, *, keys: dict[str, Any] | None = None, **more: Any) -> dict
 
 async def play(folder: Path, mode: str, script: Any = numbered) -> tuple[Any, list[dict[str, Any]]]:
     """A whole episode, and its requests; nothing unusual was counted."""
-    engine = ScriptedEngine(chatml_tokenizer(), script)
-    async with playing(folder, engine, **agent(mode)) as run:
+    async with playing(folder, script, **agent(mode)) as run:
         samples = await run.episode()
         assert not (await run.runtime()).counters
-    return samples, engine.requests
+    return samples, run.engine.requests
 
 
 def turns_in(samples: list[Any]) -> int:
@@ -68,19 +68,16 @@ async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it
         )
     last = tokenizer.decode(requests[2]["input_ids"])
     expected = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "question 0"},
+        *[system("Be brief."), user("question 0"), answer("(left out)"), user("question 1")],
+        *[answer("(left out)"), user("question 2")],
     ]
-    expected += [
-        {"role": "assistant", "content": "(left out)"},
-        {"role": "user", "content": "question 1"},
-    ]
-    expected += [
-        {"role": "assistant", "content": "(left out)"},
-        {"role": "user", "content": "question 2"},
-    ]
-    assert last == tokenizer.apply_chat_template(
-        expected, tokenize=False, add_generation_prompt=True
+    assert last == template(expected)
+
+
+def template(messages: list[dict[str, Any]]) -> str:
+    """The chat template's prompt for an answer to the messages."""
+    return chatml_tokenizer().apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
     )
 
 
@@ -88,12 +85,10 @@ async def test_an_agent_may_ask_for_an_answer_to_an_answer(tmp_path: Path) -> No
     """No one-shot encoding exists for such a prompt, so there is nothing to compare it with."""
     samples, requests = await play(tmp_path, "hands_over")
     assert turns_in(samples) == 2 and samples[-1].reward == 1.0
-    said = [{"role": "user", "content": "Go."}, {"role": "assistant", "content": "An example."}]
-    tokenizer = chatml_tokenizer()
+    said = [user("Go."), answer("An example.")]
     for number, request in enumerate(requests):
-        shown = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-        assert tokenizer.decode(request["input_ids"]) == shown
-        said.append({"role": "assistant", "content": f"answer {number}"})
+        assert chatml_tokenizer().decode(request["input_ids"]) == template(said)
+        said.append(answer(f"answer {number}"))
 
 
 async def test_the_edge_out_of_an_agents_own_summary_carries_no_step_discount(
@@ -141,7 +136,7 @@ async def test_a_fixed_turn_batch_holds_the_request_of_an_agent_until_the_next_b
 async def test_after_a_limit_the_value_of_the_next_request_stands_in_for_the_rest_if_there_is_one(
     tmp_path: Path, mode: str, keys: dict[str, Any], stop: StopReason, bootstrapped: bool
 ) -> None:
-    settings = agent(mode, keys=keys, rollout_batch_size=2, n_env=1, bootstrap_on_time_limit=True)
+    settings = agent(mode, keys=keys, bootstrap_on_time_limit=True, **one_slot(2))
     async with playing(tmp_path, numbered, **settings) as run:
         batch = await collect(run.args, 0, run.source)
     ended = [segment for segment in batch.segments if segment.stop is not StopReason.CUT]
@@ -196,10 +191,10 @@ async def test_an_agent_with_several_system_messages_plays_on_every_template(
     tmp_path: Path, name: str
 ) -> None:
     tokenizer = family(name)
-    tokenizer.save_pretrained(tmp_path / "checkpoint")
+    tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "agent.py").write_text(CODEX)
     env = {"command": [sys.executable, "agent.py"], "workdir": str(tmp_path), "time_limit_s": 60.0}
-    given = {**agent("edits"), "env": env, "hf_checkpoint": str(tmp_path / "checkpoint")}
+    given = {**agent("edits"), "env": env}
     thinks = {"qwen3.5": "so\n</think>\n\n", "glm-4.7": "so</think>"}.get(name.split(" ")[0], "")
     start = "<|channel|>final<|message|>" if name == "gpt-oss" else thinks
     engine = ScriptedEngine(tokenizer, lambda body, number: f"{start}hello")

@@ -31,6 +31,9 @@ QUICK = [
 ]
 
 
+wide = pytest.mark.parametrize("processes", some([1, 2], [1]))
+
+
 @pytest.mark.parametrize("case", some(CASES, QUICK), ids=str)
 async def test_no_turn_is_lost_doubled_or_older_than_the_limit(
     tmp_path: Path, case: tuple[int, str, bool, int]
@@ -71,7 +74,7 @@ async def test_slots_play_on_while_the_trainer_works_up_to_the_limit(tmp_path: P
     assert trainer.outputs[1].metrics["rollout/turns_pending"] == 0
 
 
-@pytest.mark.parametrize("processes", some([1, 2], [1]))
+@wide
 async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(
     tmp_path: Path, processes: int
 ) -> None:
@@ -87,7 +90,7 @@ async def test_a_cut_episode_is_bootstrapped_from_the_prompt_of_its_next_turn(
     assert all(waiting[where] == prompts[where] for where in followed)
 
 
-@pytest.mark.parametrize("processes", some([1, 2], [1]))
+@wide
 @pytest.mark.parametrize(("last", "ahead"), pairs([0, 2], [False, True]))
 async def test_a_killed_run_goes_on_with_the_turns_after_the_saved_batch(
     tmp_path: Path, last: int, ahead: bool, processes: int
@@ -127,7 +130,7 @@ async def test_an_engine_that_leaves_finds_no_turn_in_flight_and_none_is_lost(
     )
 
 
-@pytest.mark.parametrize("processes", some([1, 2], [1]))
+@wide
 async def test_answers_that_survive_new_weights_are_as_old_as_their_oldest_token(
     tmp_path: Path, processes: int
 ) -> None:

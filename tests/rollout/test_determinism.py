@@ -9,7 +9,15 @@ import pytest
 
 from rollout.data_source import EpisodeSource
 from rollout.play.request import sampling_seed
-from tests.fixtures.playing import content, place_of, play_batches, plays, turn_bytes, turns_of
+from tests.fixtures.playing import (
+    both_histories,
+    content,
+    place_of,
+    play_batches,
+    plays,
+    turn_bytes,
+    turns_of,
+)
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ABORTED
 
@@ -25,7 +33,7 @@ def turns(outputs: list[Any]) -> dict[tuple[int, int], bytes]:
     return {place_of(sample): turn_bytes(sample) for sample in turns_of(*outputs)}
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
+@both_histories
 async def test_batches_are_the_same_bytes_in_any_order_of_completion_on_threads_and_in_processes(
     tmp_path: Path, history: str
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.families import cheap_copy, family
-from tests.fixtures.playing import playing
+from tests.fixtures.playing import one_slot, playing
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.test_tool_rollout import ENV
 
@@ -54,10 +54,10 @@ with its end."""
 
 
 def settings_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
-    family(name).save_pretrained(folder / "checkpoint")
+    family(name).save_pretrained(folder / "model")
     lengths = {"rollout_max_response_len": 256, "rollout_max_context_len": 16384}
     env = {"rollout_interaction_env_path": "envs.tools", "tasks": ["sums"], "env": ENV}
-    return {"hf_checkpoint": str(folder / "checkpoint"), **lengths, **env, **more}
+    return {**lengths, **env, **more}
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ async def test_an_engine_that_cut_the_prompt_is_counted(tmp_path: Path) -> None:
         return answer
 
     engine = ScriptedEngine(family("qwen3"), script)
-    given = settings_of(tmp_path, "qwen3", rollout_batch_size=8, n_env=1)
+    given = settings_of(tmp_path, "qwen3", **one_slot(8))
     async with playing(tmp_path, engine, **given) as run:
         output = await run.batch()
     assert output.metrics["rollout/faults/prompt_tokens_differ"] == 7
@@ -119,7 +119,7 @@ async def test_a_base_checkpoint_stops_at_the_end_of_turn_that_its_template_writ
     tokenizer.eos_token = "<|endoftext|>"
     run_on = "5<|im_end|>\n<|im_start|>user\nWhat is 7 + 1?<|im_end|>\n<|im_start|>assistant\n8"
     given = settings_of(tmp_path, "qwen2.5", history="full")
-    tokenizer.save_pretrained(given["hf_checkpoint"])
+    tokenizer.save_pretrained(tmp_path / "model")
     async with playing(
         tmp_path, ScriptedEngine(tokenizer, lambda body, number: run_on), **given
     ) as run:

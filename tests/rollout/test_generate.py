@@ -16,9 +16,8 @@ from rollout.bridge.sample import row_of
 from rollout.data_source import EpisodeSource
 from rollout.errors import EngineError
 from rollout.generate import parked_episodes
-from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import playing, plays
-from tests.fixtures.scripted_engine import ABORTED, ScriptedEngine
+from tests.fixtures.playing import both_histories, playing, plays
+from tests.fixtures.scripted_engine import ABORTED
 
 LONG = {"env": {"max_length": 30}, "seed_start": 7}
 GOES_ON = {**LONG, "partial_rollout": True}
@@ -33,20 +32,21 @@ def play(tmp_path: Path) -> Any:
         script: Any = plays, calls: int = 1, session: str | None = None, **keys: Any
     ) -> Any:
         evaluation = keys.pop("evaluation", False)
-        engine = ScriptedEngine(chatml_tokenizer(), script)
-        async with playing(tmp_path, engine, **keys) as played:
+        async with playing(tmp_path, script, **keys) as played:
             sample = played.source.get_samples(1)[0][0]
             sample.session_id = session
             for _ in range(calls):
                 result = await played.episode(sample, evaluation)
             run.parked = len(parked_episodes(await played.runtime()))
-        return result, engine
+        return result, played.engine
 
     return run
 
 
 async def test_window_history_gives_one_sample_per_turn_in_one_training_group(play: Any) -> None:
-    samples, engine = await play(**LONG, session="abc")
+    """And requests carry the sample's session if the router hashes by key."""
+    samples, engine = await play(**LONG, session="abc", router_policy="consistent_hashing")
+    assert {headers["X-SMG-Routing-Key"] for headers in engine.headers} == {"abc"}
     rows = [row_of(sample) for sample in samples]
     assert len(samples) == len(engine.requests) > 3
     assert len({s.rollout_id for s in samples}) == len({row.segment for row in rows}) == 1
@@ -67,23 +67,6 @@ async def test_window_history_gives_one_sample_per_turn_in_one_training_group(pl
     assert not samples.response and samples.metadata == {}
     samples.loss_mask = [0] * samples.response_length
     assert all(s.loss_mask == [0] * s.response_length for s in samples)
-
-
-async def test_full_history_gives_one_sample_whose_mask_covers_exactly_the_models_tokens(
-    play: Any,
-) -> None:
-    sample, engine = await play(history="full", **LONG)
-    response, spans = sample.tokens[-sample.response_length :], row_of(sample).turns
-    assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
-    assert sum(sample.loss_mask) == sum(span.end - span.start for span in spans)
-    for request, span in zip(engine.requests, spans, strict=True):
-        assert all(sample.loss_mask[span.start : span.end])
-        assert chatml_tokenizer().decode(response[span.start : span.end]).endswith("<|im_end|>")
-        prompt = sample.tokens[: len(sample.tokens) - sample.response_length + span.start]
-        assert request["input_ids"] == prompt, (
-            "every turn was generated from exactly the tokens it is trained after"
-        )
-    assert sample.status == Sample.Status.COMPLETED
 
 
 def aborts_at(number: int) -> Any:
@@ -131,7 +114,7 @@ def test_slimes_loop_is_asked_whether_it_aborts(monkeypatch: pytest.MonkeyPatch)
     assert framework.outer_loop_is_full()
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
+@both_histories
 async def test_turns_from_before_an_abort_are_masked_if_slime_asks_for_it(
     play: Any, history: str
 ) -> None:
@@ -166,11 +149,6 @@ async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(
     assert (
         group[0].metadata["seed"] == samples[0].metadata["seed"] and group[0].index == samples.index
     )
-
-
-async def test_requests_carry_the_samples_session_if_the_router_hashes_by_key(play: Any) -> None:
-    _, engine = await play(env={"max_length": 3}, router_policy="consistent_hashing", session="abc")
-    assert {headers["X-SMG-Routing-Key"] for headers in engine.headers} == {"abc"}
 
 
 async def test_a_lost_environment_gives_a_failed_sample_that_trains_nothing(play: Any) -> None:
@@ -211,7 +189,7 @@ async def test_evaluation_never_continues_a_training_episode(tmp_path: Path) -> 
         assert len(parked_episodes(await run.runtime())) == 1
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
+@both_histories
 async def test_an_evaluation_counts_each_episode_once_and_leaves_room_for_its_own_responses(
     play: Any, history: str
 ) -> None:

@@ -24,6 +24,7 @@ from tests.fixtures.scripted_engine import ABORTED, ScriptedEngine, draw
 from tests.fixtures.warm_python import warm_players
 
 LOOPS = {"continuous": rollout.continuous.collect, "fixed_turn": rollout.fixed_turn.collect}
+every_loop = pytest.mark.parametrize("loop", LOOPS)
 OWN_NAMES = ("default", "0", None)
 """How an engine names the weights that it started with; None: not at all."""
 
@@ -102,7 +103,7 @@ async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batch
     assert total(outputs, "engine_other_weights") == total(outputs, "turns_by_other_weights") == 0
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@every_loop
 async def test_an_engine_that_never_gets_the_weights_ends_the_run_with_its_version(
     tmp_path: Path, loop: str
 ) -> None:
@@ -137,7 +138,7 @@ def test_the_smaller_version_of_the_first_batch_is_an_engines_own() -> None:
     assert [clock.staleness(version, 101) for version in (0, 1, 2)] == [-1, 1, 0]
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@every_loop
 async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(
     tmp_path: Path, loop: str
 ) -> None:
@@ -155,7 +156,7 @@ async def test_under_delta_pushes_the_first_batch_is_played_with_version_zero(
         assert all(any(turn.loss_mask) for turn in turns_of(output))
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+@every_loop
 async def test_delta_pushes_are_refused_on_a_resume_whose_engine_would_play_with_the_first_weights(
     tmp_path: Path, loop: str
 ) -> None:

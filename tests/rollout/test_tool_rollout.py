@@ -32,12 +32,15 @@ ANSWERS = [
 ]
 
 
+def tokenizer_of(family: str | None) -> Any:
+    """A real tokenizer if a family is named."""
+    return real_tokenizer(family) if family else chatml_tokenizer()
+
+
 def overrides(folder: Path, family: str | None, **more: Any) -> dict[str, Any]:
-    """Rollout arguments for the tool environment, with a real tokenizer if a family is named."""
-    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
-    tokenizer.save_pretrained(folder / "checkpoint")
+    """Rollout arguments for the tool environment, with the family's tokenizer."""
+    tokenizer_of(family).save_pretrained(folder / "model")
     return {
-        "hf_checkpoint": str(folder / "checkpoint"),
         "rollout_interaction_env_path": "envs.tools",
         "tasks": ["sums"],
         "env": ENV,
@@ -49,8 +52,9 @@ def overrides(folder: Path, family: str | None, **more: Any) -> dict[str, Any]:
 
 async def play(folder: Path, family: str | None, **more: Any) -> tuple[Any, list[dict[str, Any]]]:
     """A whole episode, and its requests."""
-    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
-    engine = ScriptedEngine(tokenizer, lambda body, number: ANSWERS[number % len(ANSWERS)])
+    engine = ScriptedEngine(
+        tokenizer_of(family), lambda body, number: ANSWERS[number % len(ANSWERS)]
+    )
     async with playing(folder, engine, **overrides(folder, family, **more)) as run:
         return await run.episode(), engine.requests
 
@@ -66,16 +70,24 @@ def tool(content: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("family", some([None, "qwen2_5", "qwen3"], [None, "qwen3"]))
-async def test_a_full_history_of_tool_use_equals_the_templates_rendering(
+async def test_a_full_history_of_tool_use_is_one_sample_that_equals_the_templates_rendering(
     tmp_path: Path, family: str | None
 ) -> None:
+    """Its mask covers exactly the model's tokens, each turn after the tokens that it was generated
+    from."""
     sample, requests = await play(tmp_path, family, history="full")
-    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
+    tokenizer = tokenizer_of(family)
     assert (
         len(requests) == 4
         and sample.status == Sample.Status.COMPLETED
         and sample.reward == pytest.approx(1.0 + 0.4)
     )
+    assert len(sample.loss_mask) == len(sample.rollout_log_probs) == sample.response_length
+    spans, start = row_of(sample).turns, len(sample.tokens) - sample.response_length
+    assert sum(sample.loss_mask) == sum(span.end - span.start for span in spans)
+    for request, span in zip(requests, spans, strict=True):
+        assert all(sample.loss_mask[span.start : span.end])
+        assert request["input_ids"] == sample.tokens[: start + span.start]
     first = tokenizer.decode(requests[0]["input_ids"])
     for schema in schemas():
         assert json.dumps(schema) in first or schema["function"]["description"] in first
@@ -109,7 +121,7 @@ async def test_reasoning_that_the_template_began_and_the_response_does_not_end_i
     changed.chat_template = changed.chat_template.replace(
         "<|im_start|>assistant\\n", "<|im_start|>assistant\\n<think>\\n"
     )
-    changed.save_pretrained(settings["hf_checkpoint"])
+    changed.save_pretrained(tmp_path / "model")
     answers = [thought, "I add.</think>" + call("add", a=2, b=3), "It is 5.</think>Answer: 5"]
     engine = ScriptedEngine(tokenizer, lambda body, number: answers[number])
     async with playing(tmp_path, engine, **settings) as run:

@@ -17,8 +17,7 @@ from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
 from tests.cases import pairs
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import flat, playing, turns_of
-from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.playing import both_histories, flat, one_slot, playing, turns_of
 from tests.fixtures.vision import processor, vlm_folder
 
 GAMES = {
@@ -69,9 +68,9 @@ async def play(
 ) -> tuple[Any, list[dict[str, Any]], dict[str, int]]:
     """A whole episode, its requests, and what was counted."""
     needs(game)
-    engine = ScriptedEngine(chatml_tokenizer(), script or (lambda body, number: GAMES[game][1]))
-    async with playing(folder, engine, **settings(game, vlm, **more)) as run:
-        return await run.episode(), engine.requests, (await run.runtime()).counters
+    script = script or (lambda body, number: GAMES[game][1])
+    async with playing(folder, script, **settings(game, vlm, **more)) as run:
+        return await run.episode(), run.engine.requests, (await run.runtime()).counters
 
 
 def assert_pictures(request: dict[str, Any], expected: list[np.ndarray]) -> None:
@@ -142,7 +141,7 @@ def assert_no_stray_placeholder(sample: Sample) -> None:
     assert sample.tokens.count(placeholder) == int(grids.prod(-1).sum()) // 4
 
 
-@pytest.mark.parametrize("history", ["window", "full"])
+@both_histories
 async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(
     tmp_path: Path, history: str
 ) -> None:
@@ -164,10 +163,8 @@ async def test_an_answer_with_a_placeholder_is_masked_and_the_episode_goes_on(
 
 async def test_a_fixed_turn_batch_counts_answers_with_a_placeholder(tmp_path: Path) -> None:
     needs("envs.babyai")
-    sizes = {"n_env": 1, "rollout_batch_size": 3, "global_batch_size": 3}
-    async with playing(
-        tmp_path, writes_a_placeholder, **settings("envs.babyai", True, **sizes)
-    ) as run:
+    given = settings("envs.babyai", True, **one_slot(3))
+    async with playing(tmp_path, writes_a_placeholder, **given) as run:
         output = await run.batch()
     assert output.metrics["rollout/faults/answers_with_placeholder"] == 1.0
     for sample in flat(output):

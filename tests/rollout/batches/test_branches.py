@@ -7,7 +7,6 @@ import pytest
 
 from rollout.bridge.sample import row_of
 from rollout.errors import ConfigError
-from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import ANSWERS, playing, plays
 from tests.fixtures.scripted_engine import ScriptedEngine
 
@@ -16,10 +15,9 @@ KEYS = {"env": {"max_length": 8}, "seed_start": 7, "group_estimator": "branches"
 
 async def play(folder: Path, script: Any, **keys: Any) -> tuple[list[Any], ScriptedEngine]:
     """The spans of one episode's turns, and the engine that played it."""
-    engine = ScriptedEngine(chatml_tokenizer(), script)
-    async with playing(folder, engine, **{**KEYS, **keys}) as run:
-        samples = await run.episode(run.source.get_samples(1)[0][0])
-    return [span for sample in samples for span in row_of(sample).turns], engine
+    async with playing(folder, script, **{**KEYS, **keys}) as run:
+        samples = await run.episode()
+    return [span for sample in samples for span in row_of(sample).turns], run.engine
 
 
 def to_go(rewards: list[float], gamma: float = 0.99) -> list[float]:

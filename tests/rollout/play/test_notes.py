@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from envs.base import PICTURE_PLACE, make_observation
-from rollout import continuous, fixed_turn
+from rollout import fixed_turn
 from rollout.batches.metrics import whole_episode_metrics
 from rollout.bridge.settings import MemorySettings
 from rollout.bridge.whole_episodes import episode_facts
@@ -20,7 +20,7 @@ from rollout.play.memory import build_memory
 from rollout.play.notes import read_notes
 from rollout.turn import EnvReply
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import place_of, play_saved, playing, turns_of
+from tests.fixtures.playing import both_loops, one_slot, place_of, play_saved, playing, turns_of
 from tests.fixtures.scripted_engine import draw
 
 NOTES = {"memory": {"kind": "inline_notes", "n": 1, "notes_chars": 24}}
@@ -155,7 +155,7 @@ async def play(
     return await play_saved(folder, first, last, collect, **{"script": writes, **NOTES, **keys})
 
 
-@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+@both_loops
 async def test_batches_show_the_notes_and_count_them(tmp_path: Path, collect: Any) -> None:
     outputs, _ = await play(tmp_path, 0, 2, collect)
     after: dict[Any, str] = {}
@@ -210,7 +210,7 @@ async def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run
     tmp_path: Path,
 ) -> None:
     turns = 16
-    keys = {"rollout_batch_size": 1, "global_batch_size": 1, "n_env": 1, "env": {"max_length": 12}}
+    keys = {**one_slot(1), "env": {"max_length": 12}}
     whole = [body["input_ids"] for body in (await play(tmp_path, 0, turns, **keys))[1]]
     shown = [notes_in(ids) for ids in whole]
     assert len(set(shown)) > 2 and sum(notes is None for notes in shown) > 1, (

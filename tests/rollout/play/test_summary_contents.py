@@ -10,11 +10,10 @@ import pytest
 from rollout.play.notes import SUMMARY_REQUEST
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import playing, turns_of
+from tests.fixtures.playing import one_slot, playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
-from tests.fixtures.tokenizers import real_tokenizer
-from tests.rollout.play.test_summary_turns import asked, one_slot
-from tests.rollout.test_tool_rollout import overrides, schemas
+from tests.rollout.play.test_summary_turns import asked
+from tests.rollout.test_tool_rollout import overrides, schemas, tokenizer_of
 
 NOTES = {"kind": "notes", "every": 2, "budget": 4000, "keep": 1, "max_tokens": 64}
 WRITTEN = call("counter", step=100)
@@ -37,7 +36,7 @@ async def play(
 async def test_a_tool_call_in_the_notes_runs_nothing_and_later_prompts_show_it_as_text(
     tmp_path: Path, family: str | None
 ) -> None:
-    tokenizer = real_tokenizer(family) if family else chatml_tokenizer()
+    tokenizer = tokenizer_of(family)
     keys = overrides(tmp_path, family, history="window", **one_slot(6))
     turns, requests = await play(tmp_path, tokenizer, call("counter"), WRITTEN, **keys)
     texts = [tokenizer.decode(request["input_ids"]) for request in requests]

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rollout import continuous, fixed_turn
+from rollout import continuous
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import place_of, playing, turns_of
+from tests.fixtures.playing import both_loops, one_slot, place_of, playing, turns_of
 from tests.fixtures.scripted_engine import ScriptedEngine
-from tests.rollout.play.test_summary_turns import LONG, NOTES, asked, one_slot, plays
+from tests.rollout.play.test_summary_turns import LONG, NOTES, asked, plays
 
 
 class Engine(ScriptedEngine):
@@ -48,7 +48,7 @@ async def play(folder: Path, engine: Engine, **keys: Any) -> list[Any]:
         return [first, await run.batch(1, continuous.collect)]
 
 
-@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+@both_loops
 async def test_aborted_notes_are_asked_for_again_and_change_nothing_else(
     tmp_path: Path, collect: Any
 ) -> None:

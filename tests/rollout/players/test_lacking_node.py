@@ -9,7 +9,7 @@ import pytest
 
 from rollout.errors import EnvironmentFault
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import Run, content, playing, plays, sample_bytes
+from tests.fixtures.playing import Run, content, playing, plays, sample_bytes, warnings_with
 from tests.fixtures.scripted_engine import ScriptedEngine
 from tests.rollout.players.test_players import LONG, warm  # noqa: F401  (warm is a fixture)
 
@@ -77,11 +77,7 @@ async def test_the_batches_are_those_of_one_process_and_one_warning_names_each_s
                 await run.lack(0, 2)
             runs.append([await run.batch(number) for number in range(3)])
     assert content(*runs[0]) == content(*runs[1])
-    told = [
-        record.getMessage()
-        for record in caplog.records
-        if "no environment starts" in record.getMessage()
-    ]
+    told = warnings_with("no environment starts", caplog)
     assert len(told) == 2 and all("package_of_the_environment" in words for words in told)
     for number in (0, 2):
         assert any(
@@ -136,11 +132,7 @@ async def test_a_successor_that_lacks_the_package_gives_its_episodes_to_the_othe
                 run.lacking.write_text(str(players._places[1].pid))
             runs.append([*outputs, await run.batch(1), await run.batch(2)])
     assert content(*runs[0]) == content(*runs[1])
-    told = [
-        record.getMessage()
-        for record in caplog.records
-        if "no environment starts" in record.getMessage()
-    ]
+    told = warnings_with("no environment starts", caplog)
     assert (
         len(told) == 1 and "the successor: " in told[0] and "package_of_the_environment" in told[0]
     )
