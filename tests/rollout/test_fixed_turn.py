@@ -165,23 +165,6 @@ async def test_an_end_on_the_time_limits_last_step_counts_as_termination(collect
             assert row_of(last).terminated and not row_of(last).truncated and group[-1] is last
 
 
-async def test_a_prompt_that_outgrows_the_context_ends_the_episode_as_truncated(
-    collect: Collect,
-) -> None:
-    (output,) = await collect(
-        history="full",
-        rollout_max_context_len=700,
-        env={"max_length": 50},
-        script=lambda b, n: "ACTION: left",
-    )
-    assert output.metrics["rollout/stop/context"] > 0
-    for group in output.samples:
-        for sample in group:
-            assert len(sample.tokens) <= 700
-            if row_of(sample).truncated:
-                assert sample is group[-1]
-
-
 async def test_first_prompts_that_never_fit_stop_the_batch_with_the_flag_to_raise(
     collect: Collect,
 ) -> None:

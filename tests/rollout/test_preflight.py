@@ -17,30 +17,24 @@ SLICED = {"normalize_advantages": True, "context_parallel_size": 2}
 SLICED["custom_advantage_function_path"] = "advantage.group.compute_advantages"
 
 
-@pytest.mark.parametrize("whitens_all_ranks", [True, False])
-@pytest.mark.parametrize(
-    "other",
-    [
-        {},
+def test_our_advantages_are_whitened_over_whole_sequences(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slime = SimpleNamespace(whitens_all_ranks=True)
+    monkeypatch.setattr("rollout.preflight.find_slime", lambda: slime)
+    check_whitening(Namespace(**SLICED))
+    slime.whitens_all_ranks = False
+    for other in (
         {"normalize_advantages": False},
         {"context_parallel_size": 1},
         {"custom_advantage_function_path": None},
         {"custom_advantage_function_path": "my.advantages"},
-    ],
-)
-def test_our_advantages_are_whitened_over_whole_sequences(
-    other: dict[str, object], whitens_all_ranks: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = SimpleNamespace(whitens_all_ranks=whitens_all_ranks)
-    monkeypatch.setattr("rollout.preflight.find_slime", lambda: found)
-    args = Namespace(**{**SLICED, **other})
-    if other or whitens_all_ranks:
-        check_whitening(args)
-        return
+    ):
+        check_whitening(Namespace(**{**SLICED, **other}))
     with pytest.raises(
         ConfigError, match="leave out --normalize-advantages, or give --context-parallel-size 1"
     ):
-        check_whitening(args)
+        check_whitening(Namespace(**SLICED))
 
 
 REGION = """
@@ -55,34 +49,24 @@ REFUSES = "assert not self._binary_wrapper.cdll.tms_get_interesting_region()"
 NESTS = "orig_interesting_region = self._binary_wrapper.cdll.tms_get_interesting_region()"
 
 
-def install_memory_saver(folder: Path, first: str) -> Path:
-    """A package of that name, which cannot be imported without CUDA's libraries."""
-    package = folder / "torch_memory_saver"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise ImportError('libcudart.so.13')")
-    (package / "entrypoint.py").write_text(REGION.format(first=first))
-    return package
-
-
 def test_a_memory_saver_without_nested_regions_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    package = install_memory_saver(tmp_path, REFUSES)
+    """A package of that name, which cannot be imported without CUDA's libraries."""
+    package = tmp_path / "torch_memory_saver"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('libcudart.so.13')")
+    (package / "entrypoint.py").write_text(REGION.format(first=REFUSES))
     monkeypatch.syspath_prepend(tmp_path)
+    trains = Namespace(offload_train=True, debug_rollout_only=False)
     with pytest.raises(
         ConfigError, match=f"{package} refuses the nested memory regions .*TMS_COMMIT"
     ):
-        check_memory_saver(Namespace(offload_train=True, debug_rollout_only=False))
+        check_memory_saver(trains)
     check_memory_saver(Namespace(offload_train=False, debug_rollout_only=False))
     check_memory_saver(Namespace(offload_train=True, debug_rollout_only=True))
-
-
-def test_a_memory_saver_with_nested_regions_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install_memory_saver(tmp_path, NESTS)
-    monkeypatch.syspath_prepend(tmp_path)
-    check_memory_saver(Namespace(offload_train=True, debug_rollout_only=False))
+    (package / "entrypoint.py").write_text(REGION.format(first=NESTS))
+    check_memory_saver(trains)
 
 
 VISION_SPEC = ["slime_plugins.models.qwen3_5_vl", "get_qwen3_5_vl_model_provider"]
@@ -107,45 +91,38 @@ def shown(folder: Path, *, vlm: Any, sees: bool, spec: list[str] | None, **more:
     return rollout_args(folder, 1, **{**env, **flags, **more})
 
 
-def test_pictures_need_a_checkpoint_with_an_image_processor(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="task 'default' shows pictures .* has no image processor"
-    ):
-        check(shown(tmp_path, vlm="only", sees=False, spec=VISION_SPEC))
+DATA_SET = {
+    "data_source_path": "slime.rollout.data_source.RolloutDataSource",
+    "prompt_data": "train.parquet",
+    "custom_generate_function_path": "rollout.generate.generate",
+    "multimodal_keys": {"image": "images"},
+    "history": "full",
+}
+"""As in run_geo3k_vlm.sh: slime's own data source, so that no environment of a YAML's task is
+tried."""
+TEXT_MODEL = "a text model, which cannot train on them; give --spec"
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"), [(TEXT_SPEC, "get_qwen3_5_spec describes"), (None, "without --spec")]
+    ("vlm", "sees", "spec", "more", "words"),
+    [
+        ("only", False, VISION_SPEC, {}, "task 'default' shows pictures .* has no image processor"),
+        # The checkpoint sees, as every Qwen3.5 does, but the script describes its text model.
+        (True, True, TEXT_SPEC, {}, f"get_qwen3_5_spec describes.* {TEXT_MODEL}"),
+        (True, True, None, {}, f"without --spec.* {TEXT_MODEL}"),
+        (False, False, VISION_SPEC, DATA_SET, "--multimodal-keys names .* has no image processor"),
+    ],
 )
-def test_pictures_need_a_training_model_that_sees(
-    tmp_path: Path, spec: list[str] | None, words: str
+def test_pictures_need_an_image_processor_and_a_training_model_that_sees(
+    tmp_path: Path, vlm: Any, sees: bool, spec: list[str] | None, more: dict[str, Any], words: str
 ) -> None:
-    """The checkpoint sees, as every Qwen3.5 does, but the script describes its text model."""
-    with pytest.raises(
-        ConfigError, match=f"{words}.* a text model, which cannot train on them; give --spec"
-    ):
-        check(shown(tmp_path, vlm=True, sees=True, spec=spec))
-    assert check(shown(tmp_path, vlm=True, sees=True, spec=spec, debug_rollout_only=True)) == []
+    with pytest.raises(ConfigError, match=words):
+        check(shown(tmp_path, vlm=vlm, sees=sees, spec=spec, **more))
 
 
 def test_a_model_that_sees_may_be_shown_pictures_or_text(tmp_path: Path) -> None:
     assert check(shown(tmp_path, vlm=True, sees=True, spec=VISION_SPEC)) == []
+    assert (
+        check(shown(tmp_path, vlm=True, sees=True, spec=TEXT_SPEC, debug_rollout_only=True)) == []
+    )
     assert check(shown(tmp_path, vlm=False, sees=False, spec=None)) == []
-
-
-def test_a_data_set_with_pictures_needs_a_model_that_sees(tmp_path: Path) -> None:
-    """run_geo3k_vlm.sh: slime's own data source, so that no environment of a YAML's task is
-    tried."""
-    more = {
-        "data_source_path": "slime.rollout.data_source.RolloutDataSource",
-        "prompt_data": "train.parquet",
-    }
-    more |= {
-        "custom_generate_function_path": "rollout.generate.generate",
-        "multimodal_keys": {"image": "images"},
-    }
-    args = shown(tmp_path, vlm=False, sees=False, spec=VISION_SPEC, history="full", **more)
-    with pytest.raises(
-        ConfigError, match="--multimodal-keys names pictures, but .* has no image processor"
-    ):
-        check(args)

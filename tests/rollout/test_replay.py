@@ -50,10 +50,12 @@ def test_log_probs_that_the_loss_needs_and_the_engine_did_not_return_are_an_erro
         convert_samples_to_train_data(args, samples)
 
 
-def test_an_altered_answer_has_an_empty_record_of_kept_tokens() -> None:
+def test_an_altered_answer_is_masked_and_has_neither_log_probs_nor_a_record_of_kept_tokens() -> (
+    None
+):
     altered = replace(turn(), generation=replace(turn().generation, trained=False))
     (samples,) = build_samples(
         [Segment("t", (altered,), None, StopReason.TERMINATED)], [0], SampleWriter(MOE, 9)
     )
-    assert samples[0].loss_mask == [0, 0]
+    assert samples[0].loss_mask == [0, 0] and list(samples[0].rollout_log_probs) == [0.0, 0.0]
     assert list(samples[0].rollout_top_p_token_offsets) == [0, 0, 0]

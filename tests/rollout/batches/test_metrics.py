@@ -179,13 +179,6 @@ def test_the_clock_agrees_with_the_table_in_its_docstring(script: str, column: i
         assert clock.staleness(version, rollout) == staleness
 
 
-def test_pushes_of_a_frozen_actor_do_not_count() -> None:
-    clock = WeightClock(frozen=3)
-    clock.learn(0, 1, asked_since=True)
-    assert [clock.staleness(1, k) for k in range(6)] == [0, 0, 0, 0, 1, 2]
-    assert clock.staleness(4, 3) == 0
-
-
 def test_flags_that_slime_ignores_do_not_move_the_clock(tmp_path: Path) -> None:
     """`--num-critic-only-steps` without a critic, and `--update-weights-interval` with
     `--release-train`."""

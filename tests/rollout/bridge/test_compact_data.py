@@ -72,12 +72,3 @@ def test_samples_whose_prompts_share_a_buffer_keep_their_own_tokens() -> None:
         assert list(sample.tokens) == [0, 1, 2, *[10 + k] * (k + 1), 7]
         assert sample.loss_mask == [1] * (k + 1) + [0]
         assert list(sample.rollout_log_probs or ()) == [-1.0] * (k + 1) + [0.0]
-
-
-def test_an_altered_answer_is_masked_and_has_no_log_probs() -> None:
-    generation = Generation([5, 6], [-0.5, -0.25], "x", FinishReason.STOP, trained=False)
-    _, data = made_of(generation)
-    assert data["loss_masks"][0].tolist() == [0, 0] and data["rollout_log_probs"][0].tolist() == [
-        0.0,
-        0.0,
-    ]

@@ -96,7 +96,6 @@ FIXED_TURN_FAULTS = [
     ),
     ({"kl_coef": 0.001, **GROUP}, "--kl-coef 0.001: .* --kl-loss-coef"),
     ({"use_kl_loss": True, "kl_loss_coef": 0.01, "kl_loss_type": "k1"}, "--kl-loss-type k1"),
-    ({"use_kl_loss": True, "kl_loss_coef": 0.01, **GROUP}, "--kl-loss-type k1"),  # slime's default
     (
         {**GROUP, "advantage_estimator": "gspo", "custom_advantage_function_path": "a.b"},
         "gspo weighs each sample as one",
@@ -245,7 +244,6 @@ def test_a_context_longer_than_the_model_has_positions_is_refused(tmp_path: Path
         ({"critic_warmup": {"w_epoch": 2}}, "--rollout-function-path rollout.fixed_turn"),
         ({"advantage_estimator": "gspo"}, "--advantage-estimator is gspo"),
         ({"kl_coef": 0.001, **SLIMES_GRPO}, "--kl-coef 0.001: --advantage-estimator grpo"),
-        ({"group_estimator": "rloo", **SLIMES_GRPO}, "group_estimator: rloo in the YAML"),
         (
             {"custom_convert_samples_to_train_data_path": None, **GROUP},
             "are computed from its table",

@@ -49,13 +49,9 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"gama_step": 0.9}, "'gama_step'; did you mean 'gamma_step'"),
-        ({"memory": {"kindd": "full"}}, "'memory.kindd'; did you mean 'memory.kind'"),
-        ({"n_env": "many"}, "n_env must be an integer, got 'many'"),
         ({"critic_warmup": {"w_iter": 4}}, "w_epoch is 0"),
         ({"history": "full", "use_inference_chat_template": True}, "use history: window with it"),
         ({"history": "full", "memory": {"kind": "inline_notes"}}, "memory.kind: inline_notes"),
-        ({"rollout_batch_size": 8}, "give --rollout-batch-size instead"),
         (
             {"env": {"days": [{"start": date(2026, 1, 2)}]}},
             "2026-01-02, a date, which no checkpoint can hold",
@@ -75,27 +71,11 @@ def test_a_missing_environment_path_is_named() -> None:
         load_settings(Namespace(custom_config_path=None))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("a: 1\n  b: 2", "config.yaml:2 is not valid YAML"),
-        ("- a", "must hold a mapping of settings, got list"),
-        (None, "cannot be read"),
-    ],
-)
-def test_a_file_that_is_not_a_mapping_is_refused(
-    tmp_path: Path, text: str | None, words: str
-) -> None:
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match=words):
+    path.write_text("- a")
+    with pytest.raises(ConfigError, match="must hold a mapping of settings, got list"):
         load_settings(Namespace(custom_config_path=str(path)))
-
-
-def test_keys_that_slime_set_on_args_are_read(tmp_path: Path) -> None:
-    args = Namespace(custom_config_path=None, rollout_interaction_env_path="envs.babyai", n_env=3)
-    assert load_settings(args).n_env == 3
 
 
 @pytest.mark.parametrize(

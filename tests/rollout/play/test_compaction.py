@@ -12,9 +12,9 @@ from rollout.play.conversation import Conversation
 from rollout.play.memory import Compaction
 from rollout.turn import StopReason
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import playing
+from tests.fixtures.playing import one_slot, playing
 from tests.rollout.play.test_summary_prompts import reply
-from tests.rollout.play.test_summary_turns import LONG, asked, one_slot, plays, writes
+from tests.rollout.play.test_summary_turns import LONG, asked, plays, writes
 
 FREE, CONTEXT = 200, 1024
 MEMORY = {"kind": "notes", "free": FREE, "keep": 2, "times": 3, "max_tokens": 24}
@@ -48,9 +48,12 @@ def test_a_compacted_conversation_shows_task_notes_and_the_last_whole_exchanges(
 async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(
     tmp_path: Path,
 ) -> None:
+    """In a batch, and as a whole in slime's loop."""
     async with playing(tmp_path, plays, **COMPACTING, **one_slot(60)) as run:
         batch = await fixed_turn.collect(run.args, 0, run.source)
         samples = build_samples(batch.segments, range(60), (await run.runtime()).samples)
+        whole = await run.episode()
+        requests = [request["input_ids"] for request in run.engine.requests]
     episode = batch.segments[0]
     assert episode.stop is StopReason.CONTEXT, "after three times, a full context ends the episode"
     prompts = [turn.prompt.token_ids for turn in episode.turns]
@@ -72,6 +75,10 @@ async def test_an_episode_outlives_its_context_in_stretches_of_one_sample_each(
     assert batch.metrics["summary/turns"] == sum(
         not turn.stepped for part in batch.segments for turn in part.turns
     )
+    assert len(whole) == 4 and all(len(sample.tokens) <= CONTEXT for sample in whole)
+    for sample in whole:
+        start = len(sample.tokens) - sample.response_length
+        assert all(sample.tokens[: start + turn.start] in requests for turn in row_of(sample).turns)
 
 
 WITHOUT_FORMAT = """
@@ -99,18 +106,6 @@ async def test_notes_are_asked_for_while_the_prompt_that_asks_still_fits(
         batch = await fixed_turn.collect(run.args, 0, run.source)
     assert batch.metrics["summary/turns"] > 0
     assert batch.metrics["rollout/faults/notes_not_asked"] == 0
-
-
-async def test_a_whole_episode_in_slimes_loop_comes_as_one_sample_per_stretch(
-    tmp_path: Path,
-) -> None:
-    async with playing(tmp_path, plays, **COMPACTING, **one_slot(60)) as run:
-        samples = await run.episode()
-        requests = [request["input_ids"] for request in run.engine.requests]
-    assert len(samples) == 4 and all(len(sample.tokens) <= CONTEXT for sample in samples)
-    for sample in samples:
-        start = len(sample.tokens) - sample.response_length
-        assert all(sample.tokens[: start + turn.start] in requests for turn in row_of(sample).turns)
 
 
 async def test_a_first_prompt_that_leaves_less_than_is_to_stay_free_is_refused(

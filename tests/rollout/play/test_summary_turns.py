@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from advantage.turn_table import decode_row
-from rollout import continuous, fixed_turn
+from rollout import fixed_turn
 from rollout.bridge.checks import check_generate
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import row_of
@@ -20,7 +20,15 @@ from rollout.samples import convert_samples_to_train_data
 from rollout.tasks import try_each_task
 from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import flat, place_of, play_saved, turns_of
+from tests.fixtures.playing import (
+    both_loops,
+    flat,
+    one_slot,
+    place_of,
+    play_saved,
+    turns_of,
+    warnings_with,
+)
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import draw
 
@@ -48,10 +56,6 @@ def writes(notes: Any) -> Any:
     return lambda body, number: notes if asked(body) else RESPONSES[0]
 
 
-def one_slot(turns: int) -> dict[str, Any]:
-    return {"n_env": 1, "rollout_batch_size": turns, "global_batch_size": turns}
-
-
 async def play(
     folder: Path, first: int, last: int, collect: Any = fixed_turn.collect, **keys: Any
 ) -> Any:
@@ -62,7 +66,7 @@ async def play(
 
 
 @pytest.mark.parametrize(("budget", "summaries"), [(25, 5), (24, 4)])
-async def test_a_summary_takes_one_turn_of_the_batch(
+async def test_a_summary_takes_one_turn_of_the_batch_that_moves_nothing_and_has_no_anchor(
     tmp_path: Path, budget: int, summaries: int
 ) -> None:
     ((output,), requests) = await play(tmp_path, 0, 1, **one_slot(budget))
@@ -79,33 +83,18 @@ async def test_a_summary_takes_one_turn_of_the_batch(
     assert len(played) == 20
     assert metrics["turn/valid_action_ratio"] == sum(facts["valid_action"] for facts in played) / 20
     assert metrics["turn/reward"] == pytest.approx(sum(facts["reward"] for facts in played) / 20)
-
-
-async def test_a_summary_is_a_turn_of_the_table_that_moves_nothing_and_has_no_anchor(
-    tmp_path: Path,
-) -> None:
-    ((output,), _) = await play(tmp_path, 0, 1)
     one_gpu = {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
     data = convert_samples_to_train_data(rollout_args(tmp_path, **one_gpu), output.samples)
-    seen = 0
     for sample, vector in zip(flat(output), data["prompt"], strict=True):
+        facts = sample.metadata
         for span in decode_row(vector).turns:
-            assert (
-                span.moves == ("summary" not in sample.metadata)
-                and (span.anchor >= 0) == span.moves
-            )
+            assert span.moves == ("summary" not in facts) == (span.anchor >= 0)
             if not span.moves:
-                seen += 1
-                assert (
-                    span.reward == 0.0
-                    and span.action_start == -1
-                    and sample.metadata["action"] is None
-                )
-                assert not sample.metadata["terminated"] and not sample.metadata["truncated"]
-    assert seen == output.metrics["summary/turns"] > 0
+                assert (span.reward, span.action_start, facts["action"]) == (0.0, -1, None)
+                assert not facts["terminated"] and not facts["truncated"]
 
 
-@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+@both_loops
 async def test_batches_measure_the_notes_and_later_prompts_show_them(
     tmp_path: Path, collect: Any
 ) -> None:
@@ -179,7 +168,7 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("collect", [fixed_turn.collect, continuous.collect])
+@both_loops
 @pytest.mark.parametrize("kind", RESUMED)
 async def test_a_run_resumed_after_any_turn_sends_the_prompts_of_an_unbroken_run(
     tmp_path: Path, kind: str, collect: Any
@@ -253,9 +242,7 @@ async def test_notes_whose_prompt_does_not_fit_are_counted_and_the_episode_goes_
         ((output,), requests) = await play(tmp_path, number, number + 1, memory=memory, **keys)
         assert not any(map(asked, requests))
         assert output.metrics["rollout/faults/notes_not_asked"] == 4
-    warning, _ = [
-        record.getMessage() for record in caplog.records if "asks for notes" in record.getMessage()
-    ]
+    warning, _ = warnings_with("asks for notes", caplog)
     assert "does not fit" in warning and "memory.budget" in warning
 
 
