@@ -20,36 +20,22 @@ def adaptive(tokens: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_critic_has_lambda_critic_between_tokens_and_between_turns_and_the_actor_does_not(
+def test_lambda_critic_is_the_critics_alone_and_the_lambda_of_each_turns_length_the_actors(
     seed: int,
 ) -> None:
+    """`lambda_critic` holds between tokens and between turns; a turn's length is that of its
+    trained tokens."""
     rng = random.Random(seed)
-    samples, shared = (
-        make_samples(rng, 6),
-        {"lambda_step": 0.6, "lambda_token": 0.8, "gamma_token": 0.9},
-    )
-    critic = rng.choice([0.0, 0.3, 1.0])
-    for role, lambdas in (
-        ("critic", {"lambda_step": critic, "lambda_token": critic}),
-        ("actor", {}),
+    samples, critic = make_samples(rng, 6), rng.choice([0.0, 0.3, 1.0])
+    shared = {"lambda_step": rng.choice([0.0, 0.6, 0.9]), "gamma_token": rng.choice([1.0, 0.9])}
+    shared["lambda_token"] = 0.7
+    for role, keys, lambdas in (
+        ("critic", {"lambda_critic": critic}, {"lambda_step": critic, "lambda_token": critic}),
+        ("actor", {"lambda_critic": critic}, {}),
+        ("actor", ADAPTIVE, {"lambda_token": adaptive}),
+        ("critic", ADAPTIVE, {}),
     ):
-        data = run(samples, **{ROLE: role}, lambda_critic=critic, **shared)
-        check(data, samples, make_args(**shared | lambdas))
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_the_actors_lambda_follows_from_each_turns_trained_tokens_and_the_critics_does_not(
-    seed: int,
-) -> None:
-    rng = random.Random(seed)
-    samples = make_samples(rng, 6)
-    shared = {
-        "lambda_step": rng.choice([0.0, 0.9]),
-        "gamma_token": rng.choice([1.0, 0.9]),
-        "lambda_token": 0.7,
-    }
-    for role, lambdas in (("actor", {"lambda_token": adaptive}), ("critic", {})):
-        data = run(samples, **{ROLE: role}, **shared, **ADAPTIVE)
+        data = run(samples, **{ROLE: role}, **keys, **shared)
         check(data, samples, make_args(**shared | lambdas))
 
 
@@ -73,5 +59,3 @@ def test_the_preset_is_its_keys_and_the_yamls_own_take_precedence() -> None:
         "length_adaptive",
         1.0,
     )
-    with pytest.raises(ConfigError, match="preset must be one of 'sao', 'glm52'"):
-        read_settings(AdvantageSettings, {"preset": "soa"})

@@ -126,13 +126,10 @@ def test_a_damaged_entry_is_a_named_error_or_another_valid_row(
 
 FOREIGN = [
     "a text prompt",
-    [{"role": "user"}],
     None,
-    (),
     (4, 0, 0),
     (True,),
     torch.arange(9),
-    torch.zeros(9).double(),
 ]
 
 

@@ -63,17 +63,6 @@ def test_explained_variance_is_that_of_the_first_tokens_of_trained_turns(seed: i
     assert measured(samples, **bins)["return_outside_share"] == pytest.approx(share, abs=1e-6)
 
 
-def test_a_perfect_critic_explains_all_a_constant_nothing_and_equal_returns_have_nothing_to_explain() -> (
-    None
-):
-    def explained(values: list[float], rewards: list[float]) -> float:
-        pairs = zip(values, rewards, strict=True)
-        samples = [
-            turn(k, 0, [value], reward, terminated=True) for k, (value, reward) in enumerate(pairs)
-        ]
-        return measured(samples)["explained_variance"]
-
-    rewards = [0.0, 1.0, 0.5]
-    assert explained(rewards, rewards) == pytest.approx(1)
-    assert explained([0.7] * 3, rewards) == pytest.approx(0, abs=1e-6)
-    assert explained(rewards, [0.25] * 3) == 0
+def test_equal_returns_leave_nothing_to_explain() -> None:
+    samples = [turn(k, 0, [0.5 * k], 0.25, terminated=True) for k in range(3)]
+    assert measured(samples)["explained_variance"] == 0
