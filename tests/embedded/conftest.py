@@ -43,6 +43,15 @@ WARM = {
 }
 """Fields of `WarmStart` for a run far too short to learn."""
 QUICKSTART = yaml.safe_load((ROOT / "custom_configs" / "quickstart.yaml").read_text())
+OFF_POLICY = {
+    "use_rollout_logprobs": True,
+    "eps_clip": 0.3,
+    "eps_clip_high": 5.0,
+    "eps_clip_c": None,
+}
+DIS = {"policy_loss": "dis", **OFF_POLICY}
+KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
+BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [-1.0, 1.0]}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -104,11 +113,14 @@ def policy_folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Any) -> P
     return folder
 
 
+def serve(folder: Path, at_once: int = 8) -> EngineServer:
+    """An engine with the model in the folder, which is closed at the end of its context."""
+    return EngineServer(EngineOptions(model_path=str(folder), max_running_requests=at_once))
+
+
 @pytest.fixture(scope="module")
 def server(policy_folder: Path) -> Iterator[EngineServer]:
-    with EngineServer(
-        EngineOptions(model_path=str(policy_folder), max_running_requests=8)
-    ) as running:
+    with serve(policy_folder) as running:
         yield running
 
 
@@ -179,11 +191,17 @@ def made_up_batch(turns: int = 8, seed: int = 0, *, dummy: int = 5) -> dict[str,
     }
 
 
+def small_config(folder: Path, **keys: Any) -> str:
+    """The quickstart's YAML with four slots, short episodes and these keys."""
+    path = folder / "small.yaml"
+    shorter = {"env": {"max_steps": 5}, "n_env": 4, **keys}
+    path.write_text(yaml.safe_dump(merge(QUICKSTART, shorter)))
+    return str(path)
+
+
 @pytest.fixture
 def small(tmp_path: Path) -> dict[str, Any]:
     """What a study of tiny runs shares, as its YAML file would say it."""
-    path = tmp_path / "small.yaml"
-    path.write_text(yaml.safe_dump(merge(QUICKSTART, {"env": {"max_steps": 5}, "n_env": 4})))
     flags = {
         "rollout_batch_size": 8,
         "global_batch_size": 4,
@@ -193,7 +211,7 @@ def small(tmp_path: Path) -> dict[str, Any]:
     return {
         "name": "tiny",
         "question": "Which?",
-        "config": str(path),
+        "config": small_config(tmp_path),
         "seeds": [0],
         "updates": 2,
         "eval_episodes": 2,

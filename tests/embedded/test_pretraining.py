@@ -25,8 +25,8 @@ from embedded.warmstart.imitation import WarmStart
 from rollout.checkpoint import checkpoint_path, read_state
 from rollout.data_source import EpisodeSource
 from rollout.errors import CheckpointError, ConfigError
-from slime_verlog import merge, read_settings
-from tests.embedded.conftest import QUICKSTART, WARM
+from slime_verlog import read_settings
+from tests.embedded.conftest import WARM, small_config
 from tests.embedded.test_train import Recorder, maker
 from tests.embedded.test_train import make as make  # a fixture
 from tests.fixtures.warm_python import warm_engines
@@ -180,18 +180,14 @@ def test_one_command_pretrains_the_critic_and_then_trains_the_policy(tmp_path: P
     """`slime-verlog train --set value_pretraining.batches=4`: both runs start from the policy after
     imitation."""
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-    keys = merge(
-        QUICKSTART,
-        {"n_env": 4, "eval": {"episodes": 2}, "env": {"max_steps": 5}, "value_pretraining": ANY},
-    )
-    config, out = tmp_path / "small.yaml", tmp_path / "out"
-    config.write_text(yaml.safe_dump(keys))
+    config = small_config(tmp_path, eval={"episodes": 2}, value_pretraining=ANY)
+    out = tmp_path / "out"
     flags: dict[str, Any] = {
         "rollout_batch_size": 16,
         "global_batch_size": 4,
         "rollout_max_response_len": 6,
     }
-    summary = run_seed(3, out, str(config), 2, read_settings(WarmStart, WARM), **flags)
+    summary = run_seed(3, out, config, 2, read_settings(WarmStart, WARM), **flags)
     assert (summary["updates"], summary["actor_updates"]) == (2, 2), (
         "no update of PPO is left to the critic alone"
     )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
@@ -14,21 +13,19 @@ pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 from embedded.launch import run_seed
 from embedded.run.record import reward_note
 from embedded.warmstart.imitation import WarmStart
-from slime_verlog import merge, read_settings
-from tests.embedded.conftest import QUICKSTART, ROOT, WARM
+from slime_verlog import read_settings
+from tests.embedded.conftest import ROOT, WARM, small_config
 
 
 def test_a_run_writes_summary_and_metrics(tmp_path: Path) -> None:
-    config, out = tmp_path / "small.yaml", tmp_path / "out"
-    keys = {"env": {"max_steps": 6}, "eval": {"episodes": 5}, "n_env": 4}
-    config.write_text(yaml.safe_dump(merge(QUICKSTART, keys)))
+    config, out = small_config(tmp_path, eval={"episodes": 5}), tmp_path / "out"
     flags: dict[str, Any] = {
         "rollout_batch_size": 16,
         "global_batch_size": 8,
         "num_critic_only_steps": 1,
         "rollout_max_response_len": 8,
     }
-    summary = run_seed(3, out, str(config), 2, read_settings(WarmStart, WARM), **flags)
+    summary = run_seed(3, out, config, 2, read_settings(WarmStart, WARM), **flags)
     assert json.loads((out / "summary.json").read_text()) == summary
     for key in ("win_rate_before", "win_rate_after"):
         assert set(summary[key]) == {"mean", "se", "n"} and summary[key]["n"] == 5

@@ -1,7 +1,8 @@
 """easy-vqa end to end on a CPU: pictures, several turns, the embedded engine with a tiny VLM,
 samples that train."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,19 @@ import pytest
 import torch
 import yaml
 
-from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.engine.vision import forward_inputs
 from envs.loading import build_env_from
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import SampleWriter, build_samples, row_of
+from rollout.bridge.sample import row_of
 from rollout.bridge.settings import RolloutSettings
-from rollout.data_source import EpisodeSource
-from rollout.fixed_turn import collect
-from rollout.generate import generate
 from rollout.play.runtime import close_runtimes
 from rollout.samples import convert_samples_to_train_data
 from rollout.tokens.encoding import DeltaEncoder
 from slime_verlog import read_settings
+from tests.embedded.conftest import serve
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
+from tests.fixtures.playing import Run, flat, turns_of
 from tests.fixtures.vision import processor, save_tiny_vlm, tiny_vlm
 
 pytest.importorskip(
@@ -40,21 +37,8 @@ def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[EngineServer]:
     folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"), request.param)
-    with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
+    with serve(folder, at_once=4) as running:
         yield running
-
-
-def arguments(folder: Path, server: EngineServer, **more: Any) -> Any:
-    config = yaml.safe_load(CONFIG.read_text())
-    read_settings(RolloutSettings, config)
-    config |= {
-        "hf_checkpoint": server.engine.model_path,
-        "n_env": 3,
-        "rollout_max_response_len": 12,
-        **more,
-    }
-    config |= {"actor_num_nodes": 1, "actor_num_gpus_per_node": 1}
-    return rollout_args(folder, server.port, **config)
 
 
 def model_of(server: EngineServer) -> Any:
@@ -106,12 +90,20 @@ def assert_trains(server: EngineServer, samples: list[Sample]) -> None:
     model.zero_grad()
 
 
-async def whole_episodes(folder: Path, server: EngineServer, count: int, **more: Any) -> list[Any]:
-    args = arguments(folder, server, **more)
-    source = EpisodeSource(args)
+@asynccontextmanager
+async def playing(folder: Path, server: EngineServer, **more: Any) -> AsyncIterator[Run]:
+    """A run on this engine."""
+    config = yaml.safe_load(CONFIG.read_text())
+    read_settings(RolloutSettings, config)
+    config |= {
+        "hf_checkpoint": server.engine.model_path,
+        "n_env": 3,
+        "rollout_max_response_len": 12,
+        "actor_num_nodes": 1,
+        "actor_num_gpus_per_node": 1,
+    }
     try:
-        params = RolloutFlags.read(args).sampling_params()
-        return [await generate(args, source.get_samples(1)[0][0], params) for _ in range(count)]
+        yield Run(folder, server, **{**config, **more})
     finally:
         await close_runtimes()
 
@@ -119,9 +111,9 @@ async def whole_episodes(folder: Path, server: EngineServer, count: int, **more:
 async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(
     tmp_path: Path, server: EngineServer
 ) -> None:
-    samples = await whole_episodes(tmp_path, server, 6)
-    rows = [row_of(s) for s in samples]
-    assert {len(row.turns) for row in rows} == {3}
+    async with playing(tmp_path, server) as run:
+        samples = [await run.episode() for _ in range(6)]
+    assert {len(row_of(sample).turns) for sample in samples} == {3}
     for seed, sample in enumerate(samples):
         env = build_env_from("envs.easy_vqa", {"task": "train", "seed": seed})
         whole = processor().image_processor(images=list(env.question.images), return_tensors="pt")
@@ -131,18 +123,13 @@ async def test_whole_episodes_train_on_the_pictures_that_the_engine_saw(
 
 
 async def test_fixed_turn_batches_train_too(tmp_path: Path, server: EngineServer) -> None:
-    args = arguments(tmp_path, server, history="window", rollout_batch_size=16, global_batch_size=8)
-    source = EpisodeSource(args)
-    try:
-        segments = (await collect(args, 0, source)).segments
-        groups = build_samples(segments, source.take_group_ids(16), SampleWriter(args, 0))
-        samples = [sample for group in groups for sample in group]
-        turns = [sample for sample in samples if sample.metadata["kind"] == "turn"]
-        data = convert_samples_to_train_data(args, samples)
-    finally:
-        await close_runtimes()
+    keys = {"history": "window", "rollout_batch_size": 16, "global_batch_size": 8}
+    async with playing(tmp_path, server, **keys) as run:
+        output = await run.batch()
+        data = convert_samples_to_train_data(run.args, flat(output))
+    turns = turns_of(output)
     assert len(turns) == 16 and all(
         len(s.multimodal_train_inputs["image_grid_thw"]) == 1 for s in turns
     )
-    assert len(data["multimodal_train_inputs"]) == len(samples)
+    assert len(data["multimodal_train_inputs"]) == len(flat(output))
     assert_trains(server, turns)

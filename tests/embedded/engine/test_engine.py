@@ -11,11 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig, Qwen3Config
 
 from embedded.engine.decoder import load_hf_model
-from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer, main
 from embedded.warmstart.policy import save_policy
 from rollout.errors import ConfigError, EngineError
-from tests.embedded.conftest import SHAPE, SHAPES, model_of_shape
+from tests.embedded.conftest import SHAPE, SHAPES, model_of_shape, serve
 
 
 async def post(server: EngineServer, path: str, body: Any) -> tuple[int, Any]:
@@ -46,6 +45,12 @@ async def generate(server: EngineServer, ids: list[int], **params: Any) -> dict[
     return answer
 
 
+async def until_waiting(server: EngineServer, requests: int) -> None:
+    """Returns once so many requests wait for their turn."""
+    while server.engine.scheduler.load()["num_waiting_reqs"] != requests:
+        await asyncio.sleep(0.01)
+
+
 def prompts(count: int, shared: int = 20, seed: int = 0) -> list[list[int]]:
     rng = random.Random(seed)
     head = [rng.randrange(250) for _ in range(shared)]
@@ -66,7 +71,7 @@ async def test_log_probs_of_concurrent_requests_are_those_of_transformers(
 ) -> None:
     save_policy(model_of_shape(shape, tokenizer), tokenizer, tmp_path)
     asked = prompts(24)
-    with EngineServer(EngineOptions(model_path=str(tmp_path), max_running_requests=8)) as server:
+    with serve(tmp_path) as server:
         answers = await asyncio.gather(
             *(generate(server, ids, temperature=0.7, ignore_eos=True) for ids in asked)
         )
@@ -102,7 +107,7 @@ async def test_greedy_answers_take_the_likeliest_token(
 
 
 async def test_cached_tokens_count_what_was_not_computed_again(policy_folder: Path) -> None:
-    with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
+    with serve(policy_folder) as server:
         ids = prompts(1)[0]
         first = await generate(server, ids, sampling_seed=1)
         again = await generate(server, ids, sampling_seed=1)
@@ -147,7 +152,7 @@ def test_a_port_in_use_is_named(
 async def test_a_broken_decoder_fails_the_requests_and_the_health_check(
     policy_folder: Path,
 ) -> None:
-    with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
+    with serve(policy_folder) as server:
 
         def broken(*_: Any) -> torch.Tensor:
             raise RuntimeError("out of memory")
@@ -160,11 +165,10 @@ async def test_a_broken_decoder_fails_the_requests_and_the_health_check(
 
 
 async def test_a_closed_engine_refuses_all_requests(policy_folder: Path) -> None:
-    server = EngineServer(EngineOptions(model_path=str(policy_folder)))
+    server = serve(policy_folder)
     server.engine.scheduler.pause("retract")
     task = asyncio.create_task(post(server, "/generate", {"input_ids": [1, 2]}))
-    while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
-        await asyncio.sleep(0.01)
+    await until_waiting(server, 1)
     await asyncio.to_thread(server.engine.scheduler.close)
     assert (await task)[1]["meta_info"]["finish_reason"]["type"] == "abort"
     with pytest.raises(EngineError, match="closed"):

@@ -10,18 +10,22 @@ import pytest
 import torch
 
 from embedded.engine.decoder import load_hf_model
-from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import build_policy, save_policy
 from rollout.play.engine import parse_generation
-from tests.embedded.conftest import SIZE, sharpen
-from tests.embedded.engine.test_engine import generate, get, post, prompts, reference_log_probs
+from tests.embedded.conftest import SIZE, serve, sharpen
+from tests.embedded.engine.test_engine import (
+    generate,
+    get,
+    post,
+    prompts,
+    reference_log_probs,
+    until_waiting,
+)
 
 
 async def test_an_aborted_request_returns_the_tokens_it_has(policy_folder: Path) -> None:
-    with EngineServer(
-        EngineOptions(model_path=str(policy_folder), max_running_requests=2)
-    ) as server:
+    with serve(policy_folder, at_once=2) as server:
         decode, steps = server.engine.decoder.decode, asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -74,7 +78,7 @@ async def test_new_weights_raise_the_version_and_are_served(
     other = sharpen(build_policy(tokenizer, SIZE, seed=9))
     save_policy(other, tokenizer, tmp_path)
     ids = prompts(1)[0]
-    with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
+    with serve(policy_folder) as server:
         before = await generate(server, ids, sampling_seed=1)
         assert server.engine.scheduler.update_weights(other.state_dict(), "1").result(600) == "1"
         after = await generate(server, ids, sampling_seed=1)
@@ -107,9 +111,7 @@ async def test_a_retracted_request_goes_on_with_the_new_weights_and_says_which_w
         "1": sharpen(build_policy(tokenizer, SIZE, seed=9)),
     }
     asked = prompts(3)
-    with EngineServer(
-        EngineOptions(model_path=str(policy_folder), max_running_requests=2)
-    ) as server:
+    with serve(policy_folder, at_once=2) as server:
         decode, steps, loop = (
             server.engine.decoder.decode,
             asyncio.Queue[int](),
@@ -183,20 +185,16 @@ async def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
 
 
 async def test_a_client_that_disconnects_frees_its_place(policy_folder: Path) -> None:
-    with EngineServer(
-        EngineOptions(model_path=str(policy_folder), max_running_requests=1)
-    ) as server:
+    with serve(policy_folder, at_once=1) as server:
         server.engine.scheduler.pause("retract")
         body = {"input_ids": [1, 2], "sampling_params": {"max_new_tokens": 20, "ignore_eos": True}}
         left, other = (
             asyncio.create_task(post(server, "/generate", {**body, "rid": rid}))
             for rid in ("1", "10")
         )
-        while server.engine.scheduler.load()["num_waiting_reqs"] < 2:
-            await asyncio.sleep(0.01)
+        await until_waiting(server, 2)
         left.cancel()
-        while server.engine.scheduler.load()["num_waiting_reqs"] == 2:
-            await asyncio.sleep(0.01)
+        await until_waiting(server, 1)
         server.engine.scheduler.resume()
         answer = (await other)[1]
         assert len(answer["output_ids"]) == 20, "a request whose id begins alike goes on"

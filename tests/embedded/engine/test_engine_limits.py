@@ -8,11 +8,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.warmstart.policy import build_policy, save_policy
-from tests.embedded.conftest import SIZE
-from tests.embedded.engine.test_engine import generate, get, post
+from tests.embedded.conftest import SIZE, serve
+from tests.embedded.engine.test_engine import generate, get, post, until_waiting
 
 
 def sampled(**params: Any) -> dict[str, Any]:
@@ -70,7 +69,7 @@ async def test_loading_weights_leaves_the_loop_free_and_requests_wait_for_the_ne
     policy_folder: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
     save_policy(build_policy(tokenizer, SIZE, seed=9), tokenizer, tmp_path)
-    with EngineServer(EngineOptions(model_path=str(policy_folder))) as server:
+    with serve(policy_folder) as server:
         began, go_on, load = (
             threading.Event(),
             threading.Event(),
@@ -87,8 +86,7 @@ async def test_loading_weights_leaves_the_loop_free_and_requests_wait_for_the_ne
         update = asyncio.create_task(post(server, "/update_weights_from_disk", body))
         await asyncio.to_thread(began.wait, 60)
         asked = asyncio.create_task(generate(server, [1, 2, 3]))
-        while server.engine.scheduler.load()["num_waiting_reqs"] == 0:
-            await asyncio.sleep(0.01)
+        await until_waiting(server, 1)
         assert (await get(server, "/health"))[0] == 200
         go_on.set()
         assert (await update)[1]["success"]

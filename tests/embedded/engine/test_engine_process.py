@@ -24,6 +24,7 @@ from embedded.train import train
 from rollout.errors import ConfigError, EngineError
 from tests.embedded.test_train import maker
 from tests.fixtures.warm_python import CONTEXT, warm_engines
+from tests.rollout.workers.test_env_pool import is_alive
 
 
 @pytest.fixture(autouse=True)
@@ -90,14 +91,6 @@ def engines_of(parent: int) -> list[int]:
         except OSError:  # it has just ended
             continue
     return found
-
-
-def is_running(number: int) -> bool:
-    """Whether the process exists and is not a zombie."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{number}/status").read_text()
-    except OSError:
-        return False
 
 
 def test_new_weights_abort_the_answers_in_flight(
@@ -185,6 +178,6 @@ def test_the_engine_ends_with_its_trainer(
     run.join(60)
     assert run.exitcode
     deadline = time.monotonic() + 30
-    while is_running(engine) or list(memory.iterdir()):
+    while is_alive(engine) or list(memory.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

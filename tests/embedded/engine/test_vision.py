@@ -1,21 +1,19 @@
 """The embedded engine with a vision-language model: log-probabilities equal those of one forward
 pass."""
 
-import json
-import urllib.error
-import urllib.request
+import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
-from embedded.engine.engine import EngineOptions
 from embedded.engine.server import EngineServer
 from embedded.engine.vision import forward_inputs
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
+from tests.embedded.conftest import serve
+from tests.embedded.engine.test_engine import post
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import KINDS, picture, processor, save_tiny_vlm, tiny_vlm
 
@@ -28,16 +26,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineServer]:
     folder = save_tiny_vlm(tmp_path_factory.mktemp("vlm"), kind)
-    with EngineServer(EngineOptions(model_path=str(folder), max_running_requests=4)) as running:
+    with serve(folder, at_once=4) as running:
         yield running
-
-
-def ask(server: EngineServer, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(
-        server.url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as response:
-        return json.load(response)
 
 
 def prompt_with(*seeds: int, text: str = "a red key") -> Prompt:
@@ -70,14 +60,13 @@ def log_probs_of(answer: dict[str, Any]) -> list[float]:
     return [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
 
 
-def test_concurrent_requests_see_their_own_pictures(kind: str, server: EngineServer) -> None:
+async def test_concurrent_requests_see_their_own_pictures(kind: str, server: EngineServer) -> None:
     prompts = [prompt_with(0), prompt_with(1), prompt_with(), prompt_with(2, 0)]
     bodies = [body_of(prompt, temperature=0.9, sampling_seed=k) for k, prompt in enumerate(prompts)]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda body: ask(server, body), bodies * 2))
-    alone = [ask(server, body) for body in bodies]
-    assert [a["output_ids"] for a in together] == [a["output_ids"] for a in alone] * 2
-    for prompt, answer in zip(prompts, alone, strict=True):
+    together = await asyncio.gather(*(post(server, "/generate", body) for body in bodies * 2))
+    alone = [await post(server, "/generate", body) for body in bodies]
+    assert [a["output_ids"] for _, a in together] == [a["output_ids"] for _, a in alone] * 2
+    for prompt, (_, answer) in zip(prompts, alone, strict=True):
         assert answer["meta_info"]["prompt_tokens"] == len(prompt.token_ids)
         assert log_probs_of(answer) == pytest.approx(
             one_forward(kind, prompt, answer["output_ids"], 0.9), abs=1e-4
@@ -93,12 +82,11 @@ def test_concurrent_requests_see_their_own_pictures(kind: str, server: EngineSer
         ({"lora_path": "x"}, "does not support lora_path"),
     ],
 )
-def test_an_unsupported_request_is_refused_with_a_sentence(
+async def test_an_unsupported_request_is_refused_with_a_sentence(
     server: EngineServer, change: dict[str, Any], words: str
 ) -> None:
     prompt = prompt_with(0)
     if change.get("image_data") == "DOUBLE":
         change = {"image_data": prompt.image_data * 2}
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        ask(server, {**body_of(prompt), **change})
-    assert refused.value.code == 400 and words in refused.value.read().decode()
+    status, answer = await post(server, "/generate", {**body_of(prompt), **change})
+    assert status == 400 and words in answer["error"]["message"]

@@ -120,38 +120,26 @@ def test_demonstrations_are_counted_by_episode() -> None:
     assert statistics_of(turns) == {"mean_turns": 2.0, "unfinished": 1 / 3, "same_thoughts": 0.5}
 
 
-def played(wins: int, n: int) -> list[dict[str, Any]]:
-    episodes = []
-    for seed in range(n):
-        won = float(seed < wins)
-        episodes.append(
-            {
-                "task_name": "t",
-                "seed": seed,
-                "success": won,
-                "progression": won,
-                "return": 0.1 * won,
-            }
-        )
-    return episodes
-
-
-def scored(wins: int, n: int, total: float, progression: float = 0.0) -> list[dict[str, Any]]:
-    """Episodes of which some were won, with returns and progression that differ a little from seed
-    to seed."""
-    found = played(wins, n)
-    for k, episode in enumerate(found):
-        episode["return"] = total + 0.01 * (k % 7)
-        episode["progression"] = max(episode["progression"], progression)
-    return found
+def scored(wins: int, n: int, total: float = 0.0, progression: float = 0.0) -> list[dict[str, Any]]:
+    """Episodes of which some were won, with returns that differ a little from seed to seed."""
+    return [
+        {
+            "task_name": "t",
+            "seed": seed,
+            "success": float(seed < wins),
+            "progression": max(float(seed < wins), progression),
+            "return": total + 0.01 * (seed % 7),
+        }
+        for seed in range(n)
+    ]
 
 
 @pytest.mark.parametrize(
     ("before", "after", "verdict"),
     [
-        (played(6, 128), played(6, 128), "no significant change"),
-        (played(60, 128), played(126, 128), "improved"),
-        (played(0, 4), played(4, 4), "4 held-out episodes are too few to tell"),
+        (scored(6, 128), scored(6, 128), "no significant change"),
+        (scored(60, 128), scored(126, 128), "improved"),
+        (scored(0, 4), scored(4, 4), "4 held-out episodes are too few to tell"),
     ],
 )
 def test_the_verdict_needs_two_standard_errors_of_the_paired_difference(
@@ -186,5 +174,5 @@ def test_the_best_policy_is_chosen_by_the_rule_of_the_verdict() -> None:
     )
     assert not is_better(scored(1, 64, 0.1), scored(0, 64, 0.4))
     assert is_better(scored(60, 64, 0.1), scored(5, 64, 0.4))
-    assert is_better(played(3, 4), played(2, 4)), "of too few episodes, the higher win rate"
-    assert not is_better(played(3, 64), played(3, 64)), "the first of equals stays"
+    assert is_better(scored(3, 4), scored(2, 4)), "of too few episodes, the higher win rate"
+    assert not is_better(scored(3, 64), scored(3, 64)), "the first of equals stays"

@@ -20,10 +20,10 @@ from tests.embedded.test_train import Recorder, maker
 
 
 def recorded(
-    policy: Path, folder: Path, tracker: Recorder | None = None, **keys: Any
+    policy: Path, folder: Path, keys: Any, tracker: Recorder | None = None, **flags: Any
 ) -> list[dict[str, Any]]:
     """The lines of a run of three updates of 24 turns; the first trains the critic alone."""
-    args = maker(policy, folder)(keys, rollout_batch_size=24)
+    args = maker(policy, folder)(keys, **{"rollout_batch_size": 24, **flags})
     path = folder / "training.jsonl"
     record = TrainingRecord(
         path, AutoTokenizer.from_pretrained(policy), advantage_settings(args), args.kl_coef
@@ -33,9 +33,8 @@ def recorded(
 
 
 def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: Path) -> None:
-    lines = recorded(
-        policy_folder, tmp_path, gamma_step=0.9, lambda_step=0.8, gamma_token=0.95, lambda_token=0.7
-    )
+    discounts = {"gamma_step": 0.9, "lambda_step": 0.8, "gamma_token": 0.95, "lambda_token": 0.7}
+    lines = recorded(policy_folder, tmp_path, discounts)
     assert next(line["credit"]["role"] for line in lines if line["update"] == 1) == "critic"
     assert {line["credit"]["role"] for line in lines if line["update"] > 1} == {"actor"}
     for update in (1, 2, 3):
@@ -69,7 +68,7 @@ def test_turns_of_notes_are_recorded_with_the_notes_and_measured(tmp_path: Path)
     save_policy(sharpen(build_policy(tokenizer, SIZE, seed=1)), tokenizer, tmp_path / "policy")
     memory = {"kind": "notes", "every": 2, "keep": 0, "max_tokens": 6}
     tracker = Recorder()
-    lines = recorded(tmp_path / "policy", tmp_path, tracker, memory=memory)
+    lines = recorded(tmp_path / "policy", tmp_path, {"memory": memory}, tracker)
     turns = [turn for line in lines for turn in line["story"]]
     notes = [turn for turn in turns if "summary" in turn]
     assert notes and all(
@@ -87,7 +86,9 @@ def test_turns_of_notes_are_recorded_with_the_notes_and_measured(tmp_path: Path)
 def test_an_estimator_without_a_critic_records_what_there_is(
     policy_folder: Path, tmp_path: Path
 ) -> None:
-    args = maker(policy_folder, tmp_path)(
+    line, *_ = recorded(
+        policy_folder,
+        tmp_path,
         {"history": "window"},
         advantage_estimator="grpo",
         custom_advantage_function_path="advantage.group.compute_advantages",
@@ -101,12 +102,6 @@ def test_an_estimator_without_a_critic_records_what_there_is(
         kl_coef=0.0,
         normalize_advantages=False,
     )
-    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    record = TrainingRecord(
-        tmp_path / "training.jsonl", tokenizer, advantage_settings(args), args.kl_coef
-    )
-    train(args, Recorder(), record=record)
-    line = json.loads((tmp_path / "training.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert "values" not in line["story"][0]["tokens"] and "advantages" in line["story"][0]["tokens"]
 
 

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.run.report import RunReport
+from tests.embedded.run.test_alarms import scored
 
 
 def test_the_wall_time_of_a_resumed_run_counts_all_its_sessions(tmp_path: Path) -> None:
@@ -38,23 +39,8 @@ def test_the_summary_names_the_best_policy_by_the_verdict_of_each_evaluation(
 ) -> None:
     report = RunReport(tmp_path, {"lengths": {}}, tmp_path)
     for updates, (wins, total) in {0: (0, 0.1), 20: (1, 0.1), 40: (0, 0.5)}.items():
-        report.evaluations[updates] = [
-            {
-                **{
-                    "task_name": "t",
-                    "seed": seed,
-                    "turns": 3,
-                    "valid_action_ratio": 1.0,
-                    "fault": None,
-                },
-                **{
-                    "success": seed < wins,
-                    "progression": float(seed < wins),
-                    "return": total + 0.01 * (seed % 7),
-                },
-            }
-            for seed in range(32)
-        ]
+        facts = {"turns": 3, "valid_action_ratio": 1.0, "fault": None}
+        report.evaluations[updates] = [facts | episode for episode in scored(wins, 32, total)]
     summary = report.write()
     assert summary["best_update"] == 40, "a win by chance does not outweigh the return"
     verdict = summary["verdict"]

@@ -11,19 +11,11 @@ import torch
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 
 from embedded.trainer.ppo import PpoTrainer
-from tests.embedded.conftest import trainer_args
+from tests.embedded.conftest import DIS, KL_LOSS, trainer_args
 from tests.fixtures.conversations import by_turn, conversations, train_data
 
 TURNS, STEP = 16, 4
 KL_IN_REWARD = {"kl_coef": 0.1, "value_first_token_weight": 3.0}
-KL_LOSS = {"kl_coef": 0.0, "use_kl_loss": True, "kl_loss_coef": 0.5, "kl_loss_type": "low_var_kl"}
-DIS = {
-    "policy_loss": "dis",
-    "use_rollout_logprobs": True,
-    "eps_clip": 0.3,
-    "eps_clip_high": 5.0,
-    "eps_clip_c": None,
-}
 
 
 @pytest.fixture

@@ -18,15 +18,13 @@ from rollout.errors import ConfigError
 from tests.embedded.conftest import SHAPE, SHAPES, model_of_shape, trainer_args
 
 
-@pytest.fixture(params=SHAPES)
-def folder(request: pytest.FixtureRequest, tokenizer: Any, tmp_path: Path) -> Path:
-    save_policy(model_of_shape(request.param, tokenizer), tokenizer, tmp_path)
-    return tmp_path
-
-
-def test_logits_equal_those_of_transformers(folder: Path) -> None:
-    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    model = build_model(folder, initialize())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logits_equal_those_of_transformers_and_weights_come_back_as_they_went(
+    shape: str, tokenizer: Any, tmp_path: Path
+) -> None:
+    save_policy(model_of_shape(shape, tokenizer), tokenizer, tmp_path)
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    model = build_model(tmp_path, initialize())
     ids = torch.randint(0, 300, (3, 40), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         wanted = hf(ids).logits
@@ -36,16 +34,10 @@ def test_logits_equal_those_of_transformers(folder: Path) -> None:
         )
         row, column = torch.tensor([2, 0, 0]), torch.tensor([39, 0, 17])
         assert torch.allclose(predict(model, ids, row, column), wanted[row, column], atol=2e-5)
-
-
-def test_weights_come_back_as_they_went(folder: Path) -> None:
-    hf = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    model = build_model(folder, initialize())
-    back = megatron_to_hf(model.state_dict(), hf.config)
-    wanted = hf.state_dict()
-    assert set(wanted) - set(back) <= {"lm_head.weight"}
-    assert set(wanted) == set(back) or hf.config.tie_word_embeddings
-    assert all(torch.equal(back[name], wanted[name]) for name in back)
+    back, given = megatron_to_hf(model.state_dict(), hf.config), hf.state_dict()
+    assert set(given) - set(back) <= {"lm_head.weight"}
+    assert set(given) == set(back) or hf.config.tie_word_embeddings
+    assert all(torch.equal(back[name], given[name]) for name in back)
 
 
 @pytest.mark.parametrize("rows", [2, 9, 40])

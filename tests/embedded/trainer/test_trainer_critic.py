@@ -13,9 +13,10 @@ from advantage.settings import ATTENTION
 from embedded.trainer.batches import micro_batches, to_rollout_data
 from embedded.trainer.ppo import PpoTrainer, add_advantages
 from rollout.errors import CheckpointError, ConfigError
-from tests.embedded.conftest import made_up_batch
+from tests.embedded.conftest import BINS, made_up_batch
 from tests.embedded.trainer.test_trainer import make as make  # a fixture
 from tests.embedded.trainer.test_trainer import same, weights
+from tests.fixtures.metrics_page import unexplained
 
 
 def test_a_critic_update_weighs_first_tokens_and_divides_by_the_groups_tokens(make: Any) -> None:
@@ -107,9 +108,6 @@ def test_a_pattern_that_freezes_nothing_is_refused_and_so_is_a_resume_with_anoth
         make().load(str(tmp_path))
 
 
-BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [-1.0, 1.0]}
-
-
 def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_one_learns(
     make: Any,
 ) -> None:
@@ -119,6 +117,7 @@ def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_
     for head in ({}, BINS, {**BINS, "bf16": True}):
         trainer = make(**flags, critic_lr=3e-3 if head else 1e-3, **head)
         rows = [trainer.train(step, batch) for step in range(40)]
+        assert not unexplained(rows[0])
         assert rows[0]["critic/value_mean"] == pytest.approx(0, abs=1e-3)
         assert rows[0]["critic/explained_variance"] == pytest.approx(0, abs=1e-3)
         assert rows[-1]["critic/explained_variance"] > 0.9, head

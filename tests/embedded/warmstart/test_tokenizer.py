@@ -43,22 +43,17 @@ def test_a_phrase_and_a_number_are_one_token_each(tokenizer: Any) -> None:
     assert len(tokenizer.encode(" 2")) == 1
 
 
-def test_the_chat_template_shows_tools_beside_the_system_message(tokenizer: Any) -> None:
+def test_the_chat_template_shows_tools_beside_the_system_message_and_earlier_calls(
+    tokenizer: Any,
+) -> None:
+    """Agents send calls back as objects."""
     tool = {"type": "function", "function": {"name": "look", "description": "look around"}}
-    text = tokenizer.apply_chat_template(
-        MESSAGES, tools=[tool], add_generation_prompt=True, tokenize=False
-    )
-    assert text.count("<|im_start|>system") == 1
-    assert "go to the red ball" in text and '"look"' in text
-
-
-def test_the_chat_template_shows_earlier_calls(tokenizer: Any) -> None:
-    """Agents send them back as objects."""
     call = {"type": "function", "function": {"name": "look", "arguments": {"at": "the door"}}}
     answer = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
-    text = tokenizer.apply_chat_template(
-        [MESSAGES[-1], answer, {"role": "tool", "content": "a"}], tokenize=False
-    )
+    messages = [*MESSAGES, answer, {"role": "tool", "content": "a"}]
+    text = tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False)
+    assert text.count("<|im_start|>system") == 1
+    assert "go to the red ball" in text and '"look around"' in text
     assert (
         'I look.<tool_call>{"name": "look", "arguments": {"at": "the door"}}</tool_call><|im_end|>'
         in text

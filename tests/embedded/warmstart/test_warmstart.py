@@ -37,6 +37,12 @@ def config(**keys: Any) -> Any:
     return load_settings(SimpleNamespace(**given))
 
 
+def recall(max_steps: int, **keys: Any) -> Any:
+    """Settings of the game whose fact must be remembered."""
+    game = {"rollout_interaction_env_path": "envs.recall", "env": {"max_steps": max_steps}}
+    return config(**game, tasks=["recall"], **keys)
+
+
 def test_the_same_seed_gives_the_same_demonstrations() -> None:
     assert (
         demonstrate(config(), 2, 0.5, 3)
@@ -46,13 +52,8 @@ def test_the_same_seed_gives_the_same_demonstrations() -> None:
 
 
 def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
-    recall = {
-        "rollout_interaction_env_path": "envs.recall",
-        "env": {"max_steps": 50},
-        "tasks": ["recall"],
-    }
     memory = {"kind": "notes", "every": 10, "keep": 0, "max_tokens": 8}
-    turns = demonstrate(config(**recall, memory=memory), 1, 0.0, 1)
+    turns = demonstrate(recall(50, memory=memory), 1, 0.0, 1)
     notes = [turn for turn in turns if "ACTION" not in turn.response]
     assert len(turns) == 54 and len({turn.response for turn in notes}) == 1
     for turn in notes:
@@ -63,13 +64,8 @@ def test_demonstrated_notes_name_the_facts_of_the_environment() -> None:
 
 
 def test_a_demonstrated_conversation_grows_until_it_is_compacted() -> None:
-    recall = {
-        "rollout_interaction_env_path": "envs.recall",
-        "env": {"max_steps": 100},
-        "tasks": ["recall"],
-    }
     memory = {"kind": "notes", "free": 64, "keep": 2, "times": 99, "max_tokens": 8}
-    turns = demonstrate(config(**recall, history="full", memory=memory), 1, 0.0, 1)
+    turns = demonstrate(recall(100, history="full", memory=memory), 1, 0.0, 1)
     compacted = 0
     for before, after in pairwise(turns):
         grown = [*before.messages, {"role": "assistant", "content": before.response}]
@@ -83,20 +79,13 @@ def test_a_demonstrated_conversation_grows_until_it_is_compacted() -> None:
             assert f"Your notes:\n{before.response}" in str(after.messages[:2]).replace("\\n", "\n")
             assert len(after.messages) == 2 + 2 * 2
     assert compacted > 1 and len(turns) == 100 + compacted
-    plain = demonstrate(config(**recall, history="full"), 1, 0.0, 1)
+    plain = demonstrate(recall(100, history="full"), 1, 0.0, 1)
     assert len(plain) == 100 and len(plain[-1].messages) >= 199
 
 
 def test_demonstrations_write_inline_notes_when_these_lack_a_fact() -> None:
-    recall = {
-        "rollout_interaction_env_path": "envs.recall",
-        "env": {"max_steps": 25},
-        "tasks": ["recall"],
-    }
     memory = {"kind": "inline_notes", "n": 0, "notes_chars": 60}
-    for turns in (
-        demonstrate(config(**recall, memory=memory), 1, share, 1) for share in (0.0, 1.0)
-    ):
+    for turns in (demonstrate(recall(25, memory=memory), 1, share, 1) for share in (0.0, 1.0)):
         first = re.fullmatch(r"NOTES: (\w+)\nTHINK: .*\nACTION: \w+", turns[0].response)
         assert first is not None and turns[0].valid
         assert all("NOTES" not in turn.response for turn in turns[1:])
