@@ -67,10 +67,9 @@ async def test_an_agent_that_edits_its_history_is_trained_on_every_token_that_it
             "trained on the prompt that was asked"
         )
     last = tokenizer.decode(requests[2]["input_ids"])
-    expected = [
-        *[system("Be brief."), user("question 0"), answer("(left out)"), user("question 1")],
-        *[answer("(left out)"), user("question 2")],
-    ]
+    expected = [system("Be brief."), user("question 0")]
+    for number in (1, 2):
+        expected += [answer("(left out)"), user(f"question {number}")]
     assert last == template(expected)
 
 

@@ -9,11 +9,11 @@ from PIL import Image
 
 from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.vision import processor
+from tests.fixtures.vision import every_processor, processor
 from tests.rollout.tokens.test_encoding_images import shown
 
 
-@pytest.mark.parametrize("name", ["Qwen2_5_VLProcessor", "Qwen3VLProcessor"])
+@every_processor
 @pytest.mark.parametrize("size", [(4321, 7679), (8000, 300)])
 def test_a_picture_beyond_max_image_pixels_is_scaled_down_to_that_many_tokens(
     name: str, size: tuple[int, int]

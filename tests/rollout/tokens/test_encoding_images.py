@@ -20,9 +20,7 @@ from rollout.turn import FinishReason, Generation, Prompt
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.messages import answer, response, system, user
 from tests.fixtures.tokenizers import real_tokenizer
-from tests.fixtures.vision import picture, processor
-
-PROCESSORS = ("Qwen2_5_VLProcessor", "Qwen3VLProcessor")
+from tests.fixtures.vision import every_processor, picture, processor
 
 
 def encoder_of(name: str = "Qwen3VLProcessor", **options: Any) -> DeltaEncoder:
@@ -60,7 +58,7 @@ def assert_same(prompt: Prompt, expected: dict[str, Any]) -> None:
 SIZES = st.tuples(st.integers(28, 160), st.integers(28, 160))
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@every_processor
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_conversation_with_pictures_equals_its_one_shot_processing(
@@ -80,7 +78,7 @@ def test_any_conversation_with_pictures_equals_its_one_shot_processing(
     assert_same(encoder_of(name).prompt(messages), one_shot(messages, name))
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@every_processor
 def test_an_appended_conversation_with_pictures_equals_its_one_shot_processing(name: str) -> None:
     encoder = encoder_of(name)
     messages = [
@@ -197,7 +195,7 @@ def test_a_template_that_numbers_images_or_shows_none_is_refused() -> None:
         DeltaEncoder(chatml_tokenizer(), blind).prompt([shown(picture(0))])
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@every_processor
 def test_a_checkpoints_processor_loads_without_torchvision(name: str, tmp_path: Path) -> None:
     own = processor(name)
     chatml_tokenizer().save_pretrained(tmp_path)

@@ -1,7 +1,6 @@
 """The sanity check names the first difference; smaller guarantees of the encoder."""
 
 import copy
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from rollout.tokens.encoding import DeltaEncoder
 from tests.fixtures.chatml import CHAT_TEMPLATE, chatml_tokenizer
 from tests.fixtures.messages import answer, response, user
 from tests.fixtures.playing import play_batches
-from tests.fixtures.tokenizers import real_tokenizer
+from tests.rollout.tokens.test_encoding_templates import encoder_of
 
 TURN = [user(), answer(), user()]
 
@@ -22,11 +21,6 @@ TURN = [user(), answer(), user()]
 @pytest.fixture(scope="module")
 def encoder() -> DeltaEncoder:
     return DeltaEncoder(chatml_tokenizer())
-
-
-@cache
-def encoder_of(family: str) -> DeltaEncoder:
-    return DeltaEncoder(chatml_tokenizer() if family == "chatml" else real_tokenizer(family))
 
 
 def assert_differs(encoder: DeltaEncoder, messages: list[dict[str, Any]], ids: Any) -> str:

@@ -13,6 +13,7 @@ from rollout.tokens.chat_template import DATE_CALL, FIXED_DATE
 from rollout.tokens.encoding import DeltaEncoder
 from tests.cases import some
 from tests.fixtures.families import FAMILIES, cheap_copy, family
+from tests.fixtures.messages import answer, system, user
 
 TOOL = {
     "type": "function",
@@ -25,9 +26,7 @@ TOOL = {
         },
     },
 }
-SYSTEM = {"role": "system", "content": "Be brief."}
-FIRST, SECOND = {"role": "user", "content": "one"}, {"role": "user", "content": "two"}
-ANSWER = {"role": "assistant", "content": "fine"}
+SYSTEM, FIRST, SECOND, ANSWER = system("Be brief."), user("one"), user("two"), answer("fine")
 every_family = pytest.mark.parametrize(
     "name",
     some(
@@ -50,7 +49,7 @@ def call_message(*names: str, content: str = "") -> dict[str, Any]:
         }
         for n, name in enumerate(names)
     ]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+    return answer(content, tool_calls=calls)
 
 
 RESULT = {"role": "tool", "content": "5", "tool_call_id": "123456780"}
@@ -89,7 +88,7 @@ CONVERSATIONS = {
     "question": [FIRST],
     "system": [SYSTEM, FIRST],
     "earlier answer": [SYSTEM, FIRST, ANSWER, SECOND],
-    "two earlier answers": [FIRST, ANSWER, SECOND, {**ANSWER, "content": "good\n\nidea"}, FIRST],
+    "two earlier answers": [FIRST, ANSWER, SECOND, answer("good\n\nidea"), FIRST],
 }
 WITH_TOOLS = {
     "question": [FIRST],
@@ -143,7 +142,7 @@ def test_full_history_appends_what_the_original_template_writes_after_any_stop(n
     encoder = encoder_of(name, history="full")
     prompt = encoder.prompt([FIRST])
     mark = "\U0010fff3"
-    written = original(name, [FIRST, {**ANSWER, "content": mark}, SECOND]).rpartition(mark)[2]
+    written = original(name, [FIRST, answer(mark), SECOND]).rpartition(mark)[2]
     for stop in (*encoder.end_of_turn_ids, None):
         response = [*encoder.text.encode("fine"), *([] if stop is None else [stop])]
         longer = encoder.append(prompt, response, [SECOND])
@@ -162,7 +161,7 @@ def test_full_history_appends_what_the_original_template_writes_after_any_stop(n
             if not encoder.profile.channels
             else "fine"
         )
-        encoder.check([FIRST, {**ANSWER, "content": content}, SECOND], longer.token_ids)
+        encoder.check([FIRST, answer(content), SECOND], longer.token_ids)
 
 
 @every_family
@@ -201,16 +200,12 @@ def test_a_whole_thought_is_shown_to_later_prompts_in_both_histories(name: str) 
     ids = [*encoder.text.encode(text), stop]
     full = encoder.append(encoder.prompt([FIRST]), ids, [SECOND])
     shown = encoder.past_answer(encoder.answer_text(ids), cut=False)
-    window = encoder.prompt([FIRST, {"role": "assistant", "content": shown}, SECOND])
-    texts = [encoder.decode(prompt.token_ids) for prompt in (full, window)]
-    for whole in texts:
-        assert (
-            whole.rpartition("two")[0].count("<think>")
-            == whole.rpartition("two")[0].count("</think>")
-            == 1
-        )
-    encoder.check([FIRST, {"role": "assistant", "content": shown}, SECOND], full.token_ids)
-    encoder.check([FIRST, {"role": "assistant", "content": shown}, SECOND], window.token_ids)
+    messages = [FIRST, answer(shown), SECOND]
+    window = encoder.prompt(messages)
+    for prompt in (full, window):
+        past = encoder.decode(prompt.token_ids).rpartition("two")[0]
+        assert past.count("<think>") == past.count("</think>") == 1
+        encoder.check(messages, prompt.token_ids)
 
 
 @pytest.mark.parametrize("names", [("add",), ("add", "pay")], ids=["one", "two"])
@@ -244,7 +239,7 @@ def test_calls_that_the_original_template_writes_are_read_back(
 @every_family
 def test_second_and_later_system_messages_are_shown(name: str) -> None:
     encoder = encoder_of(name)
-    systems = [{"role": "system", "content": f"rule {number}"} for number in "123"]
+    systems = [system(f"rule {number}") for number in "123"]
     text = encoder.decode(
         encoder.prompt([*systems[:2], FIRST, ANSWER, systems[2], SECOND]).token_ids
     )
