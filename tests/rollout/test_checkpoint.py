@@ -135,16 +135,6 @@ async def test_a_checkpoint_cannot_name_the_code_that_runs(tmp_path: Path) -> No
     assert output.metrics["rollout/faults/episodes_lost_at_resume"] == 4 and not sprung.exists()
 
 
-def test_groups_that_were_aborted_are_handed_out_again_after_a_restart(tmp_path: Path) -> None:
-    source = Run(tmp_path, n_samples_per_prompt=2).source
-    _, second = source.get_samples(2)
-    source.add_samples([second])
-    source.save(0)
-    (group, fresh) = Run(tmp_path, load=0, n_samples_per_prompt=2).source.get_samples(2)
-    assert [s.index for s in group] == [s.index for s in second]
-    assert group[0].metadata == second[0].metadata and fresh[0].index > second[1].index
-
-
 def test_a_run_resumed_while_the_actor_is_frozen_finds_its_episodes_where_it_saved_them(
     tmp_path: Path,
 ) -> None:

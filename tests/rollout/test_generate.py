@@ -135,20 +135,22 @@ async def test_an_aborted_episode_that_is_not_handed_out_again_closes_its_enviro
     assert play.parked == 0
 
 
-async def test_a_finished_episode_in_a_group_that_slime_put_back_can_be_saved(
+async def test_groups_that_slime_put_back_are_handed_out_again_after_a_restart(
     tmp_path: Path,
 ) -> None:
-    async with playing(tmp_path, **LONG) as run:
-        samples = await run.episode()
-        run.source.add_samples([[samples]])
+    """Finished episodes in them, too."""
+    async with playing(tmp_path, n_samples_per_prompt=2, **LONG) as run:
+        ((first, second),) = run.source.get_samples(1)
+        finished = await run.episode(first)
+        run.source.add_samples([[finished, second]])
         run.source.save(0)
         run.args.load = run.args.save
         resumed = EpisodeSource(run.args)
         resumed.load(0)
-    (group,) = resumed.get_samples(1)
-    assert (
-        group[0].metadata["seed"] == samples[0].metadata["seed"] and group[0].index == samples.index
-    )
+    group, fresh = resumed.get_samples(2)
+    assert [sample.index for sample in group] == [finished.index, second.index]
+    assert group[0].metadata["seed"] == finished[0].metadata["seed"]
+    assert group[1].metadata == second.metadata and fresh[0].index > second.index
 
 
 async def test_a_lost_environment_gives_a_failed_sample_that_trains_nothing(play: Any) -> None:
