@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import places_of, playing, plays, turns_of
+from tests.fixtures.playing import faults_in, places_of, playing, plays, turns_of
 from tests.fixtures.scripted_engine import ABORTED, ScriptedEngine
 from tests.rollout import test_fixed_turn
 from tests.rollout.test_fixed_turn import Collect, wide
@@ -32,11 +32,7 @@ async def test_an_aborted_turn_is_issued_again_without_touching_the_environment(
     outputs = await collect(batches=2, script=script)
     played = places_of(*outputs)
     assert len(set(played)) == len(played) == 48
-    assert (
-        sum(output.metrics["rollout/faults/turns_aborted"] for output in outputs)
-        == len(aborted)
-        > 0
-    )
+    assert faults_in(outputs, "turns_aborted") == len(aborted) > 0
 
 
 async def test_an_aborted_turn_is_sent_with_the_same_prompt_and_its_partial_response_is_dropped(

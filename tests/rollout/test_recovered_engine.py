@@ -18,7 +18,7 @@ from rollout.errors import ConfigError, EngineError
 from rollout.play.clock import WeightClock
 from tests.cases import pairs
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import places_of, playing, plays, turns_of
+from tests.fixtures.playing import faults_in, places_of, playing, plays, turns_of
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ABORTED, ScriptedEngine, draw
 from tests.fixtures.warm_python import warm_players
@@ -58,10 +58,6 @@ async def run(
     return outputs
 
 
-def total(outputs: list[Any], fault: str) -> float:
-    return sum(output.metrics[f"rollout/faults/{fault}"] for output in outputs)
-
-
 @pytest.mark.parametrize(("loop", "own"), pairs(LOOPS, OWN_NAMES))
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_what_a_recovered_engine_answers_is_asked_again_and_counted(
@@ -70,7 +66,7 @@ async def test_what_a_recovered_engine_answers_is_asked_again_and_counted(
     outputs = await run(
         tmp_path, Engine(own, since="3", count=9), loop, rollout_processes=processes
     )
-    assert total(outputs, "engine_other_weights") == 9
+    assert faults_in(outputs, "engine_other_weights") == 9
     for k, output in enumerate(outputs):
         turns = turns_of(output)
         assert len(turns) == 24 and all(any(turn.loss_mask) for turn in turns)
@@ -92,7 +88,7 @@ async def test_what_it_answers_before_any_engine_has_named_its_weights_is_not_tr
             assert any(turn.loss_mask) == (not is_own)
         assert output.metrics["turn/staleness_max"] <= (1 if loop == "continuous" else 0), k
     if loop == "fixed_turn":
-        assert total(outputs, "turns_by_other_weights") == 3
+        assert faults_in(outputs, "turns_by_other_weights") == 3
 
 
 async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batches(
@@ -100,7 +96,11 @@ async def test_an_engine_that_never_names_its_weights_trains_in_fixed_turn_batch
 ) -> None:
     outputs = await run(tmp_path, Engine(None, since="0", count=10**6), "fixed_turn", batches=3)
     assert all(any(turn.loss_mask) for output in outputs for turn in turns_of(output))
-    assert total(outputs, "engine_other_weights") == total(outputs, "turns_by_other_weights") == 0
+    assert (
+        faults_in(outputs, "engine_other_weights")
+        == faults_in(outputs, "turns_by_other_weights")
+        == 0
+    )
 
 
 @every_loop
@@ -212,7 +212,7 @@ async def test_a_response_that_every_update_aborts_costs_its_episode_and_not_the
         "max_episode_failures_per_batch": 0,
     }
     outputs = await run(tmp_path, Endless(stuck), "continuous", batches=14, **keys)
-    assert total(outputs, "episodes_too_slow") == total(outputs, "episodes_failed") >= stuck
+    assert faults_in(outputs, "episodes_too_slow") == faults_in(outputs, "episodes_failed") >= stuck
     played = places_of(*outputs)
     assert len(set(played)) == len(played) == 14 * 24
 

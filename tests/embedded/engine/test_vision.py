@@ -79,7 +79,6 @@ async def test_concurrent_requests_see_their_own_pictures(kind: str, server: Eng
         ({"image_data": []}, "image_data is empty"),
         ({"image_data": ["data:image/png;base64,AAAA"]}, "cannot be read"),
         ({"image_data": "DOUBLE"}, "1 placeholders for 2 images"),
-        ({"lora_path": "x"}, "does not support lora_path"),
     ],
 )
 async def test_an_unsupported_request_is_refused_with_a_sentence(

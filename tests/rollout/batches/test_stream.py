@@ -23,7 +23,7 @@ from rollout.spec import EnvSpec, EpisodeSpec
 from rollout.turn import Batch, FinishReason, Generation, Prompt, Segment, StopReason, Turn
 from rollout.workers.utilization import UNUSED
 from tests.cases import pairs
-from tests.fixtures.playing import no_gap_and_none_twice, turns_of
+from tests.fixtures.playing import faults_in, no_gap_and_none_twice, turns_of
 from tests.fixtures.trainer import TURNS, Trainer
 from tests.fixtures.virtual_time import run_in_virtual_time
 
@@ -309,7 +309,7 @@ async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(
         assert trained == [age <= limit for age in ages]
         assert output.metrics["rollout/turns_masked_as_stale"] == trained.count(False)
         assert mode == "mask" or all(trained)
-    assert sum(output.metrics["rollout/faults/env_timeout"] for output in before.outputs) >= 1
+    assert faults_in(before.outputs, "env_timeout") >= 1
     no_gap_and_none_twice(before.places())
     await after.run(range(3, 5), load=2, ahead=ahead)
     no_gap_and_none_twice([*before.places()[: 3 * TURNS], *after.places()])

@@ -45,10 +45,6 @@ def test_a_window_shows_the_last_n_turns_in_order(index: int, n: int) -> None:
     ]
 
 
-def test_a_rejected_answer_never_appears_but_the_executed_action_does() -> None:
-    assert shown("window", 1, n=1)[2] == "assistant: Previous plan:\nACTION: a0"
-
-
 def test_actions_only_leaves_the_reasoning_out() -> None:
     assert shown("actions_only", 3, n=2)[2::2] == ["assistant: a1", "assistant: a2"]
 
@@ -60,18 +56,6 @@ def test_only_the_current_observation_shows_its_short_term_part() -> None:
 @given(index=st.integers(0, 40), period=st.integers(1, 7))
 def test_periodic_clear_grows_and_is_emptied_every_period_turns(index: int, period: int) -> None:
     assert len(shown("periodic_clear", index, period=period)) == 2 + 2 * (index % period)
-
-
-@pytest.mark.parametrize(
-    ("kind", "told"),
-    [
-        ("windw", "memory.kind 'windw' is unknown"),
-        ("no.such.module", "memory.kind: there is no module no.such"),
-    ],
-)
-def test_an_unknown_memory_is_refused_by_name(kind: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        build_memory(MemorySettings(kind=kind))
 
 
 FACTORIES = """
@@ -97,19 +81,21 @@ def test_a_factory_may_lie_in_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("kind", "told"),
     [
-        ("none", "returned None; return an object with `horizon`"),
-        ("text", "Memory.messages must return a list"),
-        ("breaks", "ZeroDivisionError: division by zero at .*mine.py:14"),
+        ("windw", "memory.kind 'windw' is unknown"),
+        ("no.such.module", "memory.kind: there is no module no.such"),
+        ("{folder}/mine.py:none", "returned None; return an object with `horizon`"),
+        ("{folder}/mine.py:text", "Memory.messages must return a list"),
+        ("{folder}/mine.py:breaks", "ZeroDivisionError: division by zero at .*mine.py:14"),
     ],
 )
-def test_a_factory_that_does_not_work_is_named_with_what_to_return(
-    tmp_path: Path, name: str, told: str
+def test_a_memory_that_is_unknown_or_does_not_work_is_named(
+    tmp_path: Path, kind: str, told: str
 ) -> None:
     (tmp_path / "mine.py").write_text(FACTORIES)
     with pytest.raises(ConfigError, match=told):
-        shown(f"{tmp_path}/mine.py:{name}", 1)
+        shown(kind.format(folder=tmp_path), 1)
 
 
 @pytest.mark.parametrize("family", ["babyai", "babaisai"])

@@ -2,7 +2,6 @@
 two nodes."""
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
@@ -17,15 +16,18 @@ from rollout.errors import ConfigError, PlayerError
 from rollout.players import manager, running
 from rollout.players import process as launch
 from rollout.players.process import _accept
-from tests.fixtures.playing import content, no_gap_and_none_twice, places_of, play_batches, playing
+from tests.fixtures.playing import (
+    content,
+    faults_in,
+    no_gap_and_none_twice,
+    places_of,
+    play_batches,
+    playing,
+)
 from tests.fixtures.ray_cluster import two_nodes
 from tests.fixtures.trainer import TURNS, updated_engine
 from tests.fixtures.warm_python import warm_players
-
-
-def jitter(seed: int) -> Any:
-    generator = random.Random(seed)
-    return lambda number: generator.random() * 0.01
+from tests.rollout.test_determinism import jittered
 
 
 async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end_with_it(
@@ -37,8 +39,8 @@ async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end
         "env_backend": "process",
         "env_workers": 2,
     }
-    alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
-    wide, _ = await play_batches(tmp_path, 2, jitter(2), rollout_processes=2, **keys)
+    alone, _ = await play_batches(tmp_path, 2, jittered(1), **keys)
+    wide, _ = await play_batches(tmp_path, 2, jittered(2), rollout_processes=2, **keys)
     assert content(*alone) == content(*wide)
 
 
@@ -142,7 +144,7 @@ async def test_a_player_that_ends_before_it_has_connected_is_a_death_and_started
     monkeypatch.setattr(manager, "launch", launched)
     monkeypatch.setattr(manager, "PAUSE_S", 0.0)
     with warm_players():
-        (output,), _ = await play_batches(tmp_path, 1, jitter(1), rollout_processes=2)
+        (output,), _ = await play_batches(tmp_path, 1, jittered(1), rollout_processes=2)
     assert output.metrics["rollout/faults/player_died"] == 2 and not problems
     assert "its node has died" in caplog.text and "too many processes" in caplog.text
 
@@ -185,7 +187,7 @@ async def test_two_ray_actors_one_of_which_is_killed_play_the_batches_of_one_pro
 ) -> None:
     """Each node has one CPU and each actor takes one, so they are on different nodes."""
     keys = {"turn_quota": "per_env", "env": {"max_length": 40}}
-    alone, _ = await play_batches(tmp_path, 2, jitter(1), **keys)
+    alone, _ = await play_batches(tmp_path, 2, jittered(1), **keys)
     launched = remember_actors(monkeypatch)
 
     def killing(number: int) -> float:
@@ -212,11 +214,8 @@ async def test_continuous_batches_of_two_ray_actors_lose_no_turn_when_weights_co
             outputs.append(await run.batch(number, continuous.collect))
             await asyncio.sleep(0.2)  # training
             run.engine.update()
-    assert (
-        len(launched) == 3
-        and sum(output.metrics["rollout/faults/player_died"] for output in outputs) == 1
-    )
-    assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in outputs)
+    assert len(launched) == 3 and faults_in(outputs, "player_died") == 1
+    assert faults_in(outputs, "episodes_failed") == 0
     assert [len(places_of(output)) for output in outputs] == [TURNS] * 6
     no_gap_and_none_twice(places_of(*outputs))
     ages = {output.metrics["turn/staleness_max"] for output in outputs}

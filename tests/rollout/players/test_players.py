@@ -15,6 +15,7 @@ from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import (
     content,
+    faults_in,
     no_gap_and_none_twice,
     places_of,
     play_saved,
@@ -71,8 +72,8 @@ async def test_batches_whose_players_are_killed_are_those_of_one_process(
     alone, killed = runs
     assert content(*alone) == content(*killed)
     assert all(("summary/turns" in output.metrics) == (keys is NOTES) for output in killed)
-    assert sum(output.metrics["rollout/faults/player_died"] for output in killed) == 3
-    assert all(output.metrics["rollout/faults/episodes_failed"] == 0 for output in killed)
+    assert faults_in(killed, "player_died") == 3
+    assert faults_in(killed, "episodes_failed") == 0
 
 
 async def test_the_episodes_of_a_killed_player_that_cannot_be_replayed_fail_and_are_counted(
