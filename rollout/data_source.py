@@ -14,7 +14,7 @@ from rollout.bridge.checkpoints import rotate_checkpoints, seeds_file
 from rollout.bridge.checks import check_flags
 from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.framework import Sample
-from rollout.bridge.sample import episode_id_of, handout
+from rollout.bridge.handout import episode_id_of, handout
 from rollout.bridge.settings import load_settings
 from rollout.checkpoint import SourceState, checkpoint_path, load_state, save_state
 from rollout.errors import CheckpointError

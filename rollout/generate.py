@@ -14,7 +14,7 @@ from typing import Any
 
 from rollout.batches.branches import with_baselines
 from rollout.bridge.framework import Sample, outer_loop_is_full
-from rollout.bridge.sample import episode_spec, mark_aborted
+from rollout.bridge.handout import episode_spec, mark_aborted
 from rollout.bridge.whole_episodes import EpisodeSamples
 from rollout.errors import EnvironmentFault
 from rollout.play.episode import Episode, start_episode
