@@ -187,13 +187,6 @@ def test_preflight_runs_in_the_environment_that_ray_gives_to_the_job(
     assert {name: had.get(name) for name in given} == given
 
 
-def test_the_job_finds_the_games_that_the_user_named(machine: Machine) -> None:
-    """A Ray cluster that was started in another shell does not know the variable."""
-    given = machine.build("run_alfworld.sh", ALFWORLD_DATA="/data/alfworld").environment
-    assert given["ALFWORLD_DATA"] == "/data/alfworld"
-    assert "ALFWORLD_DATA" not in machine.build("run_alfworld.sh").environment
-
-
 def test_checkpoints_rotate_unless_all_are_wanted(machine: Machine) -> None:
     def kept(**environment: str) -> object:
         return yaml.safe_load(machine.build("run_babyai.sh", **environment).config).get(

@@ -97,75 +97,70 @@ def warming(step: int) -> Loaded:
     return Loaded(actor=None, critic=step, first=step + 1)
 
 
-# The critic trains alone in steps 0 to 44.
-WITH_WARMUP = {
-    "a new run": (Saved(), NEW, ""),
-    "critic in the warm-up": (Saved(critic=(19,), state=(19,)), warming(19), ""),
-    "critic at step 0": (Saved(critic=(0,), state=(0,)), warming(0), ""),
-    "state of the next step": (Saved(critic=(19,), state=(19, 39)), warming(19), ""),
+CASES = {
+    "a new run": (45, Saved(), NEW, ""),
+    "critic in the warm-up": (45, Saved(critic=(19,), state=(19,)), warming(19), ""),
+    "critic at step 0": (45, Saved(critic=(0,), state=(0,)), warming(0), ""),
+    "state of the next step": (45, Saved(critic=(19,), state=(19, 39)), warming(19), ""),
     "actor's first save, critic's not": (
+        45,
         Saved(actor=(59,), critic=(19, 39), state=(19, 39, 59)),
         warming(39),
         "note: step 39 is the last that was saved completely (last of the actor: 59, of the "
         "critic: 39)",
     ),
-    "both equal": (Saved(actor=(59,), critic=(39, 59), state=(39, 59)), at(59), ""),
+    "both equal": (45, Saved(actor=(59,), critic=(39, 59), state=(39, 59)), at(59), ""),
     "actor further": (
+        45,
         Saved(actor=(59, 79), critic=(39, 59), state=(59, 79)),
         at(59),
         "note: step 59 is the last",
     ),
     "critic further": (
+        45,
         Saved(actor=(59,), critic=(59, 79), state=(59, 79)),
         at(59),
         "note: step 59 is the last",
     ),
     "last state missing": (
+        45,
         Saved(actor=(59, 79), critic=(59, 79), state=(59,)),
         at(59),
         "note: step 59 is the last",
     ),
-    "state missing": (Saved(critic=(19,)), START, "(last of the actor: none, of the critic: 19)"),
-}
-
-WITHOUT_WARMUP = {
+    "state missing": (
+        45,
+        Saved(critic=(19,)),
+        START,
+        "(last of the actor: none, of the critic: 19)",
+    ),
     "actor only, step 0": (
+        0,
         Saved(actor=(0,), state=(0,)),
         START,
         "(last of the actor: 0, of the critic: none)",
     ),
-    "critic only": (Saved(critic=(19,), state=(19,)), START, "note: no step was saved completely"),
     "no step in common": (
+        0,
         Saved(actor=(39,), critic=(19,), state=(19, 39)),
         START,
-        "note: no step was saved",
+        "note: no step was saved completely",
     ),
     "back to step 0": (
+        0,
         Saved(actor=(0, 1), critic=(0,), state=(0, 1)),
         at(0),
         "note: step 0 is the last",
     ),
-    "both different": (
-        Saved(actor=(19, 39), critic=(19,), state=(19, 39)),
-        at(19),
-        "note: step 19 is the last",
-    ),
-    "state missing": (
-        Saved(actor=(19,), critic=(19,)),
-        START,
-        "note: no step was saved completely",
-    ),
 }
+"""How many steps train the critic alone, what is on disk, what is loaded, and what is said."""
 
 
-CASES = [(45, name) for name in WITH_WARMUP] + [(0, name) for name in WITHOUT_WARMUP]
-
-
-@pytest.mark.parametrize(("critic_only", "case"), CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_run_continues_from_the_last_step_that_all_parts_have(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], critic_only: int, case: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
-    saved, wanted, note = (WITH_WARMUP if critic_only else WITHOUT_WARMUP)[case]
+    critic_only, saved, wanted, note = CASES[case]
     saved.write(tmp_path)
     assert resume(tmp_path, critic_only) == wanted
     printed = capsys.readouterr().err
