@@ -18,13 +18,6 @@ def build(seed: int = 0, task: str = "play", **options: Any) -> GymnasiumText:
     return build_env_from("envs.gymnasium_text", {"task": task, "seed": seed}, options)
 
 
-@pytest.fixture
-def registered() -> Any:
-    gymnasium.register("TestCorridor-v0", f"{WORLDS}:Corridor", max_episode_steps=12)
-    yield "TestCorridor-v0"
-    del gymnasium.registry["TestCorridor-v0"]
-
-
 def test_a_plain_text_environment_works_by_import_path_alone() -> None:
     env = build(id=CORRIDOR)
     text = env.reset()["obs_str"]

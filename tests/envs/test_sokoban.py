@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from envs import sokoban
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.sokoban import Sokoban, expert_action, explain_action
 from envs.sokoban.board import SYMBOLS, find_pushes, is_stuck, moves_of, read_room
 from envs.sokoban.levels import TASKS, make_level
+from tests.fixtures.games import play_expert
 
 LEVELS_OF_SEED_7 = {
     "one_box": """\
@@ -108,9 +110,8 @@ def test_a_level_of_another_size_can_be_solved(width: int, height: int, boxes: i
         boxes,
     )
     assert "Next I push the box" in explain_action(env)
-    while not (outcome := env.step(expert_action(env)))[1]:
-        pass
-    assert outcome[2]["terminated"] and outcome[2]["reward"] == 1.0
+    end = play_expert(env, sokoban)[-1]
+    assert end["terminated"] and end["reward"] == 1.0
 
 
 def test_the_map_is_written_with_ragens_symbols_or_those_of_level_files(tmp_path: Path) -> None:

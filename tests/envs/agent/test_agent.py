@@ -6,7 +6,6 @@ import io
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
 from tests.envs.tools.test_tool_env import call
+from tests.fixtures.waiting import until
 from tests.rollout.workers.test_env_pool import is_alive
 
 ROOT = Path(__file__).parents[3]
@@ -35,8 +35,12 @@ def options(mode: str, **more: Any) -> dict[str, Any]:
     return {"command": f"{sys.executable} {PROGRAM} {mode}", **more}
 
 
+def built(**keys: Any) -> AgentEnv:
+    return build_env_from("envs.agent", {"task": "any", "seed": 3}, keys)
+
+
 def made(mode: str, **more: Any) -> AgentEnv:
-    return build_env_from("envs.agent", {"task": "any", "seed": 3}, options(mode, **more))
+    return built(**options(mode, **more))
 
 
 @pytest.fixture
@@ -51,13 +55,6 @@ def started() -> Iterator[Start]:
     yield start
     for env in envs:
         env.close()
-
-
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def shown(env: AgentEnv) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from PIL import Image
 from envs.agent import server
 from envs.agent.server import ModelServer
 from envs.agent.session import Session
-from tests.envs.agent.test_agent import until
+from tests.fixtures.waiting import until
 
 MIB = 1 << 20
 

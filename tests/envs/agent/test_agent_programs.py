@@ -3,28 +3,21 @@ them."""
 
 import importlib.util
 import shutil
-import subprocess
 import sys
-import time
 import venv
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from envs.agent import AgentEnv, AgentRun
 from envs.loading import build_env_from
-from rollout.errors import EnvironmentFault as PoolFault
 from rollout.spec import EnvSpec
-from rollout.workers.guard import descendants
-from rollout.workers.hosts import ProcessHost
-from rollout.workers.pool import EnvPool
-from tests.envs.agent.test_agent import FIXTURES, PROGRAM, options, started, texts
+from tests.envs.agent.test_agent import FIXTURES, PROGRAM, built, options, started, texts
 from tests.envs.swe.tiny_repository import TASK, needs_sandbox, tiny_options
 from tests.envs.tools.test_tool_env import call
-from tests.fixtures.warm_python import run_python
-from tests.rollout.workers.test_env_pool import config, is_alive
+from tests.fixtures.killed_worker import check_that_nothing_outlives_the_worker
+from tests.fixtures.waiting import until
 
 __all__ = ["started"]
 
@@ -32,26 +25,8 @@ __all__ = ["started"]
 async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> (
     None
 ):
-    pool = EnvPool(config("process"))
-    episode = await pool.open(EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9")))
-    await episode.step("one")
-    host = pool.workers[0].host
-    assert isinstance(host, ProcessHost)
-    running = descendants(host.process.pid)
-    assert any(PROGRAM.name in " ".join(psutil.Process(pid).cmdline()) for pid in running)
-    host.kill()
-    with pytest.raises(PoolFault, match="not deterministic"):
-        await episode.step("two")
-    pool.close()
-    deadline = time.monotonic() + 30
-    while any(map(is_alive, running)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, running))
-
-
-def command(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
-    """One `slime-verlog` command."""
-    return run_python(["-m", "inspection", *arguments], typed=typed)
+    spec = EnvSpec("envs.agent", {"task": "any", "seed": 0}, options("edits 9"))
+    await check_that_nothing_outlives_the_worker(spec, "one", PROGRAM.name)
 
 
 needs_bwrap = pytest.mark.skipif(
@@ -65,15 +40,11 @@ def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Pat
     secret.write_text("secret")
     workdir.mkdir()
     shutil.copy(PROGRAM, workdir)
-    keys = {
-        "command": f"python {PROGRAM.name} looks {secret}",
-        "workdir": str(workdir),
-        "sandbox": True,
-    }
-    env = build_env_from(
-        "envs.agent",
-        {"task": "any", "seed": 0},
-        {**keys, "grader": "tests.envs.agent.test_agent_programs:saw"},
+    env = built(
+        command=f"python {PROGRAM.name} looks {secret}",
+        workdir=str(workdir),
+        sandbox=True,
+        grader="tests.envs.agent.test_agent_programs:saw",
     )
     env.reset()
     assert texts(env) == [("user", "FileNotFoundError OSError /testbed")]
@@ -90,13 +61,8 @@ def test_in_a_sandbox_scripts_of_a_linked_virtual_environment_start(tmp_path: Pa
     script.write_text(f"#!{tmp_path}/real/bin/python\n{script.read_text()}")
     script.chmod(0o755)
     (tmp_path / "linked").symlink_to("real")
-    keys = {
-        "python": str(tmp_path / "linked" / "bin" / "python"),
-        "command": "asker asks 1",
-        "sandbox": True,
-    }
-    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
-    assert played(env, ["yes"]) == 1.0
+    python = str(tmp_path / "linked" / "bin" / "python")
+    assert played(built(python=python, command="asker asks 1", sandbox=True), ["yes"]) == 1.0
 
 
 @needs_bwrap
@@ -104,18 +70,10 @@ def test_a_limit_of_the_sandbox_ends_the_episode_also_while_the_program_waits(
     tmp_path: Path,
 ) -> None:
     shutil.copy(PROGRAM, tmp_path)
-    keys = {
-        "command": f"python {PROGRAM.name} grows",
-        "workdir": str(tmp_path),
-        "sandbox": True,
-        "tree_mb": 8,
-    }
-    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    command = f"python {PROGRAM.name} grows"
+    env = built(command=command, workdir=str(tmp_path), sandbox=True, tree_mb=8)
     env.reset()
-    assert env._episode is not None
-    deadline = time.monotonic() + 30
-    while env._episode.session.end is None and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: env._episode.session.end is not None)
     _, done, info = env.step("late")
     assert done and info["terminated"] and info["reward"] == 0.0, info
 
@@ -150,11 +108,12 @@ def saw(run: AgentRun) -> float:
     return float((run.folder / "seen.txt").read_text() == "nothing")
 
 
-def clients(package: str) -> str:
-    """A Python that has the client; skips the test if there is none."""
+def client_agent(package: str, *words: str) -> AgentEnv:
+    """The program with the client of a package; skips the test if that is not installed."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed; pip install {package} enables this test")
-    return sys.executable
+    command = [sys.executable, str(FIXTURES / "client_agents.py"), *words]
+    return built(command=command, time_limit_s=60.0)
 
 
 def played(env: AgentEnv, answers: Sequence[str]) -> float:
@@ -169,12 +128,7 @@ def played(env: AgentEnv, answers: Sequence[str]) -> float:
 @pytest.mark.parametrize("package", ["openai", "anthropic"])
 def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str) -> None:
     """Once whole and once as a stream, by one program: importing a client takes seconds."""
-    python = clients(package)
-    keys = {
-        "command": [python, str(FIXTURES / "client_agents.py"), package, "whole", "stream"],
-        "time_limit_s": 60.0,
-    }
-    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    env = client_agent(package, package, "whole", "stream")
     answers = ["<think>sum</think>I add.\n" + call("add", a=2, b=3), "It is 5."]
     assert played(env, answers * 2) == 1.0
 
@@ -182,12 +136,7 @@ def test_the_clients_of_both_apis_read_text_reasoning_and_calls(package: str) ->
 @pytest.mark.parametrize("mode", ["whole", "stream"])
 def test_the_client_of_the_responses_api_continues_by_name_and_with_items(mode: str) -> None:
     """Both give the model the same prompt, which is that of chat completions."""
-    python = clients("openai")
-    keys = {
-        "command": [python, str(FIXTURES / "client_agents.py"), "responses", mode],
-        "time_limit_s": 60.0,
-    }
-    env = build_env_from("envs.agent", {"task": "any", "seed": 0}, keys)
+    env = client_agent("openai", "responses", mode)
     env.reset()
     env.step("<think>sum</think>I add.\n" + call("add", a=2, b=3))
     system, question, answer, result = env.format_observation({"obs_str": "", "text": {}})

@@ -9,11 +9,10 @@ pytest.importorskip(
 )
 
 from envs import babyai
-from envs.babyai.levels import HELD_OUT, MIXED_GOALS, level_names
+from envs.babyai.levels import HELD_OUT, MIXED_GOALS
 from envs.loading import build_env_from
 from tests.conftest import load_recording
-
-LEVELS = sorted(set(level_names().values()))
+from tests.fixtures.games import play_expert
 
 
 def build(task: str = "goto", seed: int = 0, **options: Any) -> babyai.BabyAI:
@@ -22,10 +21,7 @@ def build(task: str = "goto", seed: int = 0, **options: Any) -> babyai.BabyAI:
 
 def _win(env: babyai.BabyAI) -> dict:
     env.reset()
-    done = False
-    while not done:
-        _, done, info = env.step(babyai.expert_action(env))
-    return info
+    return play_expert(env, babyai)[-1]
 
 
 def test_verlog_pays_one_for_a_win_and_balrog_pays_less_the_longer_it_took() -> None:

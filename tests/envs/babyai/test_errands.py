@@ -12,6 +12,7 @@ pytest.importorskip(
 
 from envs import babyai
 from envs.loading import build_env_from
+from tests.fixtures.games import play_expert
 
 
 def build(seed: int = 0, **options: Any) -> babyai.BabyAI:
@@ -21,13 +22,9 @@ def build(seed: int = 0, **options: Any) -> babyai.BabyAI:
 def play(env: babyai.BabyAI, actions: list[str] | None = None) -> list[Any]:
     """The infos of a whole episode of the expert, or of these actions."""
     env.reset()
-    infos: list[Any] = []
-    done = False
-    while not done:
-        action = babyai.expert_action(env) if actions is None else actions[len(infos)]
-        _, done, info = env.step(action)
-        infos.append(info)
-    return infos
+    if actions is None:
+        return play_expert(env, babyai)
+    return [env.step(action)[2] for action in actions]
 
 
 @pytest.mark.parametrize("turns", [7, 25, 100, 400])

@@ -13,6 +13,7 @@ pytest.importorskip(
 from envs import crafter
 from envs.crafter.vocabulary import translate
 from envs.loading import build_env_from
+from tests.fixtures.games import play_expert
 
 
 def build(seed: int = 0, **options: Any) -> crafter.Crafter:
@@ -49,11 +50,9 @@ def test_achievements_are_paid_as_they_come_or_all_at_the_end() -> None:
     for reward in ("native", "achievements", "final"):
         env = build(seed=1, reward=reward, max_steps=60)
         env.reset()
-        done, paid[reward] = False, []
-        while not done:
-            _, done, info = env.step(crafter.expert_action(env))
-            paid[reward].append(info["reward"])
-    reached = info["metrics"]["achievements"]
+        infos = play_expert(env, crafter)
+        paid[reward] = [info["reward"] for info in infos]
+    reached = infos[-1]["metrics"]["achievements"]
     assert reached > 1 and sum(paid["achievements"]) == reached
     assert paid["final"] == [0.0] * (len(paid["final"]) - 1) + [reached]
     assert [round(r) for r in paid["native"] if r >= 0.5] == [1 for r in paid["achievements"] if r]

@@ -18,6 +18,7 @@ from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.textworld.games import build_game, make_recipe
 from tests.cases import pairs
+from tests.fixtures.games import play_expert
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
 
@@ -26,20 +27,11 @@ def build(task: str = "custom", seed: int = 0, **options: Any) -> textworld.Text
     return build_env_from("envs.textworld", {"task": task, "seed": seed}, options)
 
 
-def play_expert(env: textworld.TextWorld) -> list[dict[str, Any]]:
-    """Follow the expert from where the episode stands to its end."""
-    infos, done = [], False
-    while not done:
-        _, done, info = env.step(f"THINK: so\nACTION: {textworld.expert_action(env)}")
-        infos.append(info)
-    return infos
-
-
 @pytest.mark.parametrize(("task", "reward"), pairs(TASKS, ["sparse", "score", "dense"]))
 def test_the_expert_wins_and_every_kind_of_reward_adds_up_to_one(task: str, reward: str) -> None:
     env = build(task, reward=reward)
     env.reset()
-    infos = play_expert(env)
+    infos = play_expert(env, textworld)
     assert all(info["valid_action"] for info in infos)
     assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (
         True,
@@ -76,7 +68,9 @@ def test_dense_reward_is_taken_back_for_steps_away_and_still_adds_up_to_one() ->
     }[there]
     rewards = [env.step(command)[2]["reward"] for command in (there, back, "look", there, back)]
     assert rewards[0] > 0 and rewards[1] == -rewards[0] == -rewards[3] and rewards[2] == 0
-    assert sum(rewards) + sum(info["reward"] for info in play_expert(env)) == pytest.approx(1.0)
+    assert sum(rewards) + sum(
+        info["reward"] for info in play_expert(env, textworld)
+    ) == pytest.approx(1.0)
 
 
 def test_the_expert_finds_its_way_from_wherever_the_agent_went() -> None:
@@ -91,7 +85,7 @@ def test_the_expert_finds_its_way_from_wherever_the_agent_went() -> None:
         "inventory",
     ):
         env.step(command)
-    assert play_expert(env)[-1]["progression"] == 1.0
+    assert play_expert(env, textworld)[-1]["progression"] == 1.0
 
 
 def test_losing_a_game_terminates_it_without_the_win() -> None:
@@ -200,7 +194,7 @@ def test_games_of_the_users_own_are_played_the_seed_choosing(tmp_path: Path) -> 
     envs = [build("kitchens", seed, games_path=str(tmp_path)) for seed in (0, 1, 2)]
     first, _, third = [env.reset()["obs_str"] for env in envs]
     assert first == third == build("simple", 0).reset()["obs_str"]
-    assert play_expert(envs[1])[-1]["progression"] == 1.0
+    assert play_expert(envs[1], textworld)[-1]["progression"] == 1.0
     (tmp_path / "kitchens" / "a.json").unlink()
     with pytest.raises(ConfigError, match=r"a\.z8 needs its \.json in the same folder"):
         build("kitchens", 0, games_path=str(tmp_path)).reset()

@@ -26,9 +26,9 @@ class Corridor(gymnasium.Env):
     action_space = spaces.Discrete(3)
 
     def __init__(
-        self, shape: str = "plain", length: int = 8, level: str = "", render_mode: str | None = None
+        self, shape: str = "plain", length: int = 8, render_mode: str | None = None
     ) -> None:
-        self.shape, self.length, self.level, self.render_mode = shape, length, level, render_mode
+        self.shape, self.length, self.render_mode = shape, length, render_mode
         text = spaces.Text(200, charset=string.printable)
         self.observation_space = {
             "plain": text,
@@ -39,7 +39,6 @@ class Corridor(gymnasium.Env):
             ),
             "array": spaces.Box(0, length, (2,)),
         }[shape]
-        self.closed = 0
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
         super().reset(seed=seed)
@@ -55,9 +54,6 @@ class Corridor(gymnasium.Env):
 
     def render(self) -> np.ndarray:
         return np.zeros((4, self.length, 3), dtype=np.uint8)
-
-    def close(self) -> None:
-        self.closed += 1
 
     def _show(self) -> Any:
         text = f"you stand at {self.place} of {self.length}, the door is at {self.door}"

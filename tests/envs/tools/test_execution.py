@@ -16,6 +16,7 @@ from envs.tools import execution as execution_module
 from envs.tools.execution import ToolPlace, ToolTimeout, run_bounded
 from envs.tools.session import ToolSession
 from tests.envs.tools import toolbox
+from tests.fixtures.waiting import until
 
 
 @pytest.fixture
@@ -82,10 +83,7 @@ def test_async_tools_go_on_beside_one_that_blocks_their_loop(
             run_bounded("blocker", function, arguments, 0.25)
         assert run_bounded("later", toolbox.later, {"word": "hi"}, 60) == "HI"
     toolbox.release.set()
-    deadline = time.monotonic() + 60
-    while threading.active_count() > before + 1 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert threading.active_count() <= before + 1, "the blocked loop has ended"
+    until(lambda: threading.active_count() <= before + 1)  # the blocked loop has ended
 
 
 class Bound(Tool):

@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,12 @@ from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from envs.tools import ToolEnv
 from envs.tools.mcp import connection as connection_module
-from rollout.errors import EnvironmentFault as PoolFault
 from rollout.spec import EnvSpec
-from rollout.workers.guard import descendants
-from rollout.workers.hosts import ProcessHost
-from rollout.workers.pool import EnvPool
 from tests.cases import some
 from tests.envs.tools.test_tool_env import call
-from tests.rollout.workers.test_env_pool import config, is_alive
+from tests.fixtures.killed_worker import check_that_nothing_outlives_the_worker
+from tests.fixtures.waiting import until
+from tests.rollout.workers.test_env_pool import is_alive
 
 pytest.importorskip("mcp", reason="mcp is not installed; pip install 'slime-verlog[mcp]'")
 ROOT = Path(__file__).parents[3]
@@ -160,10 +157,7 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     assert shown(first, call("remember", word="new"))[0] == "remember: new"
     first.close()
     second.close()
-    deadline = time.monotonic() + 30
-    while len(servers()) > before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(servers()) <= before
+    until(lambda: len(servers()) <= before)
 
 
 @pytest.mark.parametrize("ends", some([True, False], [False]))
@@ -183,10 +177,7 @@ runpy.run_path({SERVER[1]!r}, run_name="__main__")
     child = int(mark.read_text())
     assert is_alive(child)
     env.close()
-    deadline = time.monotonic() + 60
-    while is_alive(child) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(child)
+    until(lambda: not is_alive(child))
 
 
 def free_port() -> int:
@@ -197,14 +188,15 @@ def free_port() -> int:
 
 def serve(port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([*SERVER, str(port)])
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
+
+    def answers() -> bool:
+        with contextlib.suppress(OSError):
             socket.create_connection(("127.0.0.1", port), 1).close()
-            return process
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("the server did not start")
+            return True
+        return False
+
+    until(answers)
+    return process
 
 
 @pytest.fixture
@@ -232,28 +224,13 @@ def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(
     assert shown(env, call("add", a=1))[0] == "add: 1"
 
 
-def spec(**keywords: Any) -> EnvSpec:
-    return EnvSpec("envs.tools", {"task": "any", "seed": 0}, options(**keywords))
-
-
 async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> (
     None
 ):
-    pool = EnvPool(config("process"))
-    session = await pool.open(spec(scope="episode"))
-    await session.step(call("remember", word="one"))
-    host = pool.workers[0].host
-    assert isinstance(host, ProcessHost)
-    started = descendants(host.process.pid)
-    assert any("mcp_server.py" in " ".join(psutil.Process(pid).cmdline()) for pid in started)
-    host.kill()
-    with pytest.raises(PoolFault, match="not deterministic"):
-        await session.step(call("remember", word="two"))
-    pool.close()
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, started)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, started))
+    spec = EnvSpec("envs.tools", {"task": "any", "seed": 0}, options(scope="episode"))
+    await check_that_nothing_outlives_the_worker(
+        spec, call("remember", word="one"), "mcp_server.py"
+    )
 
 
 def test_mcp_tools_are_replayable_only_if_declared() -> None:
@@ -273,7 +250,4 @@ def test_servers_end_with_the_process_that_started_them() -> None:
     )
     pids = list(map(int, done.stdout.split()))
     assert (done.returncode, done.stderr) == (0, "") and pids
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, pids))
+    until(lambda: not any(map(is_alive, pids)))
