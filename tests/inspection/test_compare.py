@@ -2,6 +2,7 @@
 cannot be paired."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,15 @@ def write(path: Path, won: list[bool], task: str = "goto", setting: str = "-", *
         write_run(path, [invented_episode(seed, 1, **{**facts, **keys})], path.name, setting)
 
 
-def compare(folder: Path, capsys: pytest.CaptureFixture[str], a: str = "a", b: str = "b") -> str:
-    """What the command prints."""
-    assert slime_verlog("compare", folder / a, folder / b) == 0
-    return capsys.readouterr().out
+@pytest.fixture
+def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What the command prints about the runs `a` and `b`."""
+
+    def print_comparison(b: str = "b") -> str:
+        assert slime_verlog("compare", tmp_path / "a", tmp_path / b) == 0
+        return capsys.readouterr().out
+
+    return print_comparison
 
 
 def line(text: str, start: str) -> list[str]:
@@ -37,13 +43,13 @@ def line(text: str, start: str) -> list[str]:
 
 
 def test_pairs_are_compared_per_task_and_together(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compare: Callable[..., str]
 ) -> None:
     write(tmp_path / "a", [False] * 30 + [True] * 10)
     write(tmp_path / "b", [True] * 24 + [False] * 6 + [False] * 2 + [True] * 8)
     write(tmp_path / "a", [True] * 5, "open")
     write(tmp_path / "b", [True] * 5, "open")
-    text = compare(tmp_path, capsys)
+    text = compare()
     task, pairs, _, a, b, difference, between = line(text, "goto")
     low, high = map(float, re.findall(r"[+-][\d.]+", between))
     assert (task, pairs, a, b, difference) == ("goto", "40", "0.250", "0.800", "+0.550")
@@ -52,27 +58,27 @@ def test_pairs_are_compared_per_task_and_together(
     assert line(text, "all")[1:6] == ["45", "win rate", "0.333", "0.822", "+0.489"]
     assert "only A won 2: goto 30, goto 31\n" in text
     assert "only B won 24: goto 0, goto 1, " in text and "goto 19, and 4 more" in text
-    assert compare(tmp_path, capsys) == text, "the bootstrap has a fixed seed"
+    assert compare() == text, "the bootstrap has a fixed seed"
 
 
 @pytest.mark.parametrize(("pairs", "has_interval"), [(3, False), (4, True)])
 def test_an_interval_needs_more_pairs_than_its_two_ends(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], pairs: int, has_interval: bool
+    tmp_path: Path, compare: Callable[..., str], pairs: int, has_interval: bool
 ) -> None:
     for task in ("one", "two"):
         write(tmp_path / "a", [False] * pairs, task)
         write(tmp_path / "b", [True] * (pairs - 1) + [False], task)
-    text = compare(tmp_path, capsys)
+    text = compare()
     assert [line(text, start)[-1].startswith("[") for start in ("one", "all")] == [has_interval] * 2
 
 
 def test_the_settings_of_a_seed_are_one_pair_of_all(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compare: Callable[..., str]
 ) -> None:
     for setting in ("n=1", "n=2", "n=4"):
         write(tmp_path / "a", [False] * 10 + [True] * 5, setting=setting)
         write(tmp_path / "b", [True] * 15, setting=setting)
-    lines = compare(tmp_path, capsys).splitlines()
+    lines = compare().splitlines()
     [of_one] = [row for row in lines if row.startswith("n=1")]
     [of_all] = [row for row in lines if row.startswith("all")]
     assert of_all.split()[2:] == of_one.split()[2:], (
@@ -81,13 +87,13 @@ def test_the_settings_of_a_seed_are_one_pair_of_all(
 
 
 def test_failed_and_unpaired_episodes_are_left_out_and_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, compare: Callable[..., str]
 ) -> None:
     write(tmp_path / "a", [True] * 4)
     write(tmp_path / "a", [False], "lost", stop="failed")
     write(tmp_path / "b", [False] * 6)
     write(tmp_path / "b", [True], "lost")
-    text = compare(tmp_path, capsys, b="b/episodes.jsonl")
+    text = compare("b/episodes.jsonl")
     assert line(text, "goto")[:6] == ["goto", "4", "win rate", "1.000", "0.000", "-1.000"]
     assert "2 episodes that only one of the two played are left out." in text
     assert "1 pairs with a failed episode are left out." in text

@@ -12,37 +12,28 @@ from slime_verlog import read_yaml
 from tests.fixtures.command import error_of, slime_verlog
 
 REPOSITORY = Path(__file__).parents[2]
-HOSTILE = [
-    *(
-        "--goal",
-        'it\'s """odd""" {{ goal }} \\x {% raw %}',
-        "--actions",
-        'say "hi"',
-        "turn \\n",
-        "{braces}",
-        "#é",
-    ),
-    *("--max-steps", "7"),
-]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        *([], HOSTILE, ["--actions", "a", "b", "--max-steps", "2"]),
-        ["--actions", *"abcdefg", "--max-steps", "5"],
+WORDS = {
+    "defaults": [],
+    "hostile": [
+        *("--goal", 'it\'s """odd""" {{ goal }} \\x {% raw %}', "--max-steps", "7"),
+        *("--actions", 'say "hi"', "turn \\n", "{braces}", "#é"),
     ],
-    ids=["defaults", "hostile", "short", "many actions"],
-)
+    "short": ["--actions", "a", "b", "--max-steps", "2"],
+    "many_actions": ["--actions", *"abcdefg", "--max-steps", "5"],
+}
+"""By the name of the environment."""
+
+
 def test_what_it_writes_passes_its_own_test(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert slime_verlog("init", "lights", *words) == 0
+    for name, words in WORDS.items():
+        assert slime_verlog("init", name, *words) == 0
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY)}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_lights.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and "12 passed" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["yes", "null"])

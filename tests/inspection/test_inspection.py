@@ -54,13 +54,9 @@ def test_commands_without_a_model_load_neither_torch_nor_transformers(
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "loaded: set()"), done.stderr
 
 
-@pytest.mark.parametrize("given", ["check --config my.yaml", "compare one two --config my.yaml"])
-def test_an_unknown_option_shows_how_its_part_is_used(
-    given: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    part = given.split()[0]
+def test_an_unknown_option_shows_how_its_part_is_used(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        command.main(given.split())
+        command.main(["compare", "one", "two", "--config", "my.yaml"])
     stderr = capsys.readouterr().err
-    assert stderr.startswith(f"usage: slime-verlog {part} ")
-    assert f"slime-verlog {part}: error: unrecognized arguments: --config" in stderr
+    assert stderr.startswith("usage: slime-verlog compare ")
+    assert "slime-verlog compare: error: unrecognized arguments: --config" in stderr

@@ -6,16 +6,10 @@ from typing import Any
 import pytest
 
 from inspection import metrics
-from rollout.bridge.flags import RolloutFlags
 from rollout.bridge.sample import flatten
-from rollout.data_source import EpisodeSource
-from rollout.generate import generate
 from rollout.play.parts import FAULTS
-from rollout.play.runtime import close_runtimes
 from rollout.turn import StopReason
-from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.rollout_args import rollout_args
-from tests.fixtures.scripted_engine import ScriptedEngine
+from tests.fixtures.playing import playing
 
 
 @pytest.fixture
@@ -41,13 +35,11 @@ async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
 ) -> None:
     env = {"max_length": 30, "raise_at": 2, "raise_seeds": [11]}
     flags = {"history": "full", "max_turns": 4, "env": env, "seed_start": 7}
-    async with ScriptedEngine(chatml_tokenizer(), answers) as engine:
-        args = rollout_args(tmp_path, engine.port, **flags)
-        results = await play(args, 5)
+    async with playing(tmp_path, answers, **flags) as run:
+        results = [await run.episode() for _ in range(5)]
         samples = flatten(results)
-        assert metrics.log_rollout(0, args, samples, None, 1.0)
-        assert metrics.log_rollout(1, args, samples, None, 1.0)
-        await close_runtimes()
+        for number in range(2):
+            assert metrics.log_rollout(number, run.args, samples, None, 1.0)
     first, second = logged
     assert sum(first[f"rollout/stop/{stop}"] for stop in StopReason) == 5
     assert first["rollout/stop/failed"] == first["rollout/episodes_failed"] == 1
@@ -61,23 +53,13 @@ async def test_slimes_own_loop_logs_turns_stop_reasons_and_faults(
     assert first["rollout/faults/env_raised"] > 0 == second["rollout/faults/env_raised"]
 
 
-async def play(args: Any, episodes: int) -> list[Any]:
-    """The samples of some whole episodes."""
-    source = EpisodeSource(args)
-    params = RolloutFlags.read(args).sampling_params()
-    return [await generate(args, source.get_samples(1)[0][0], params) for _ in range(episodes)]
-
-
 async def test_an_evaluation_in_slimes_own_loop_logs_success_and_stop_reasons(
     tmp_path: Path, logged: list[dict[str, Any]]
 ) -> None:
-    async with ScriptedEngine(chatml_tokenizer(), lambda body, number: "ACTION: left") as engine:
-        args = rollout_args(tmp_path, engine.port)
-        episodes = await play(args, 3)
-        await close_runtimes()
-    assert metrics.log_eval_rollout(
-        0, args, {"held_out": {"rewards": [1.0] * 3, "samples": episodes}}
-    )
+    async with playing(tmp_path, lambda body, number: "ACTION: left") as run:
+        episodes = [await run.episode() for _ in range(3)]
+    held_out = {"rewards": [1.0] * 3, "samples": episodes}
+    assert metrics.log_eval_rollout(0, run.args, {"held_out": held_out})
     assert (
         logged[0]["eval/held_out/success"] == 1.0
         and logged[0]["eval/held_out/stop/terminated"] == 3.0

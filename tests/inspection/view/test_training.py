@@ -2,7 +2,6 @@
 events included."""
 
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from embedded.run.folder import claimed
 from inspection.train import page_of
 from inspection.view.training import expand_runs, read_training
 from tests.fixtures.command import slime_verlog
+from tests.fixtures.waiting import until
 from tests.inspection.view.pages import head_of, write_rows
 
 
@@ -152,9 +152,7 @@ def test_a_page_beside_a_training_is_finished_with_it(
     run = write_rows(tmp_path / "run", [{"update": 1, "turn/reward": 0.5}])
     page = tmp_path / "run" / "episodes.html"
     with page_of(run):
-        end = time.monotonic() + 60
-        while not page.exists() and time.monotonic() < end:
-            time.sleep(0.1)
+        until(page.exists)
         assert head_of(page)["follow"] > 0
         write_rows(run, [{"update": k, "turn/reward": 0.5} for k in (1, 2)])
     head = head_of(page)

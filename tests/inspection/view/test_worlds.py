@@ -10,7 +10,7 @@ import pytest
 
 from envs.loading import build_env_from, load_env_module
 from inspection.view.replay import Worlds, replay
-from tests.fixtures.command import error_of, slime_verlog
+from tests.fixtures.command import slime_verlog
 from tests.fixtures.played_episodes import invented_episode, record_episode, write_run
 
 pytest.importorskip("PIL", reason="pictures need Pillow")
@@ -169,9 +169,3 @@ def test_a_record_runs_no_code_that_it_names(
     write_run(folder, [invented_episode(task="goto", env_path=env_path, options=options)])
     assert slime_verlog("view", folder) == 0 and not proof.exists()
     assert "secret" not in (folder / "episodes.html").read_text()
-
-
-@pytest.mark.parametrize(("key", "value"), [("story", [{"prompt": [None]}]), ("turns", "many")])
-def test_a_damaged_record_is_one_sentence(tmp_path: Path, key: str, value: Any) -> None:
-    write_run(tmp_path, [{**invented_episode(), key: value}])
-    assert f"episodes.jsonl, line 1, is not an episode: {key}" in error_of("view", tmp_path)
