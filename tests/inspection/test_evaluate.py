@@ -4,6 +4,7 @@ failures."""
 import asyncio
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,14 +66,8 @@ def engine() -> Iterator[ScriptedEngine]:
 def at(engine: ScriptedEngine, folder: Path) -> list[str]:
     """The options for the player behind `engine`."""
     tokenizer = rollout_args(folder).hf_checkpoint
-    return [
-        "--player",
-        f"http://127.0.0.1:{engine.port}",
-        "--tokenizer",
-        tokenizer,
-        "--max-response-len",
-        "32",
-    ]
+    options = f"--player http://127.0.0.1:{engine.port} --max-response-len 32 --tokenizer"
+    return [*options.split(), tokenizer]
 
 
 def test_a_sweep_has_one_row_per_value_and_task(
@@ -114,16 +109,15 @@ def test_random_and_expert_need_no_model_and_crafters_achievements_are_in_the_ta
     assert "achievements" in heads and "collect_wood" not in heads
 
 
-def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path) -> None:
-    folder = make_policy(tmp_path / "tiny")
+def test_a_models_folder_is_served_here_and_repeats_with_its_seed(
+    tmp_path: Path, tiny: Path
+) -> None:
     given = write_config(tmp_path, eval={"episodes": 3}, tasks=["count"])
     tables = []
     for name in ("a", "b"):
         out = tmp_path / name
-        assert (
-            evaluate(*given, "--player", str(folder), "--max-response-len", "8", "--out", str(out))
-            == 0
-        )
+        words = ["--player", str(tiny), "--max-response-len", "8", "--out", str(out)]
+        assert evaluate(*given, *words) == 0
         tables.append((out / "table.md").read_text())
         tables.append(
             sorted(str([turn["response"] for turn in e["story"]]) for e in read_episodes(out))
@@ -131,36 +125,37 @@ def test_a_models_folder_is_served_here_and_repeats_with_its_seed(tmp_path: Path
     assert tables[:2] == tables[2:] and "Player tiny" in tables[0]
 
 
-def make_policy(folder: Path) -> Path:
-    """A tiny random model that speaks the counting game's words."""
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny random model that speaks the counting game's words."""
     from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
 
     texts = ["seed 5 count 1 path left\nleft 4", "ACTION: left", "ACTION: right"] * 4
     tokenizer = train_tokenizer(texts, ["Current Observation:\n"])
     size = PolicySize(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, context=512)
+    folder = tmp_path_factory.mktemp("models") / "tiny"
     save_policy(build_policy(tokenizer, size, seed=1), tokenizer, folder)
     return folder
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])
-def test_a_models_folder_that_was_copied_in_part_is_one_sentence(tmp_path: Path, name: str) -> None:
-    folder = make_policy(tmp_path / "tiny")
+def test_a_models_folder_that_was_copied_in_part_is_one_sentence(
+    tmp_path: Path, tiny: Path, name: str
+) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "tiny")
     (folder / name).write_bytes((folder / name).read_bytes()[:-20])
     said = error_of("evaluate", *write_config(tmp_path), "--player", folder)
     assert f"'{folder}' cannot be loaded: " in said
 
 
 def test_a_prompt_over_the_models_context_ends_its_episode_and_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = make_policy(tmp_path / "tiny")
     given = write_config(
         tmp_path, tasks=["count"], history="full", env={"length_of": f"{COUNTING}.always_long"}
     )
-    assert (
-        evaluate(*given, "--player", str(folder), "--max-response-len", "16", "--episodes", "2")
-        == 0
-    )
+    words = ["--player", str(tiny), "--max-response-len", "16", "--episodes", "2"]
+    assert evaluate(*given, *words) == 0
     (row,) = rows_of(tmp_path)
     assert (row["n"], row["failed"], row["context"]) == (2, 0, 2)
     assert "2 episodes ended because the next prompt was too long" in capsys.readouterr().out
@@ -203,38 +198,33 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
     ("extra", "words"),
     [
         (
-            ["--player", "expertt"],
+            "--player expertt",
             "random, expert, a model's folder or an address, got 'expertt'; did you mean expert",
         ),
-        (["--player", "http://127.0.0.1:1"], "give --tokenizer FOLDER with the model's tokenizer"),
-        (["--player", "http://127.0.0.1:1/v1"], "give --model NAME"),
+        ("--player http://127.0.0.1:1", "give --tokenizer FOLDER with the model's tokenizer"),
+        ("--player http://127.0.0.1:1/v1", "give --model NAME"),
         (
-            ["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}"],
-            "no tokenizer can be loaded from",
-        ),
-        (
-            ["--player", "http://127.0.0.1:1", "--tokenizer", "{folder}/model"],
+            "--player http://127.0.0.1:1 --tokenizer {folder}/model",
             "no engine answers at http://127.0.0.1:1",
         ),
         (
-            ["--player", "http://127.0.0.1:1/v1", "--model", "x"],
+            "--player http://127.0.0.1:1/v1 --model x",
             "no engine answers at http://127.0.0.1:1/v1/models",
         ),
-        (["--player", "{folder}"], "is not a Hugging Face folder: it has no config.json"),
-        (["--player", "expert"], f"{COUNTING} has no function expert_action"),
-        (["--sweep", "memory.n"], "--sweep must look like memory.n=1,2,4, got 'memory.n'"),
-        (["--sweep", "memory.n=1,1"], "--sweep has memory.n=1 twice"),
-        (["--sweep", "memory.n=1,x"], "memory.n must be an integer, got 'x'"),
-        (["--sweep", "memory.n=[1"], "is not valid YAML"),
-        (["--episodes", "0"], "--episodes must be at least 1, got 0"),
+        ("--player {folder}", "is not a Hugging Face folder: it has no config.json"),
+        ("--player expert", f"{COUNTING} has no function expert_action"),
+        ("--sweep memory.n", "--sweep must look like memory.n=1,2,4, got 'memory.n'"),
+        ("--sweep memory.n=1,1", "--sweep has memory.n=1 twice"),
+        ("--sweep memory.n=1,x", "memory.n must be an integer, got 'x'"),
+        ("--sweep memory.n=[1", "is not valid YAML"),
+        ("--episodes 0", "--episodes must be at least 1, got 0"),
     ],
 )
-def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: list[str], words: str) -> None:
+def test_a_wrong_argument_is_one_sentence(tmp_path: Path, extra: str, words: str) -> None:
     rollout_args(tmp_path)
     given = write_config(tmp_path)
-    said = error_of(
-        "evaluate", *given, "--player", "random", *(word.format(folder=tmp_path) for word in extra)
-    )
+    options = f"--player random {extra}".format(folder=tmp_path).split()
+    said = error_of("evaluate", *given, *options)
     assert words in said and not list((tmp_path / "out").glob("*.jsonl"))
 
 

@@ -41,7 +41,7 @@ FAST = {
     **{"episodes": 6, "least_steps": 80, "lr": 1e-2, "batch_size": 8},
     "size": PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64),
 }
-SMALL = ("--set-flag", "rollout_batch_size=16", "--set-flag", "global_batch_size=8")
+SMALL = "--set-flag rollout_batch_size=16 --set-flag global_batch_size=8"
 
 
 @pytest.fixture(autouse=True)
@@ -56,15 +56,11 @@ def short_imitation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded.launch, "IMITATION", FAST)
 
 
-def write(folder: Path, **keys: Any) -> str:
+def train(folder: Path, flags: str = "", of: Callable[..., Any] = slime_verlog, **keys: Any) -> Any:
+    """Run the command into `folder / out` with these keys of the YAML; returns its exit code."""
     path = folder / "island.yaml"
     path.write_text(yaml.safe_dump({**ISLAND, **keys}))
-    return str(path)
-
-
-def train(config: str, out: Path, *flags: str, of: Callable[..., Any] = slime_verlog) -> Any:
-    """Run the command; returns its exit code."""
-    return of("train", config, "--out", out, *SMALL, *flags)
+    return of("train", path, "--out", folder / "out", *f"{SMALL} {flags}".split())
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +70,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, warm_engines(), contextlib.redirect_stdout(printed):
         patch.setattr(embedded.launch, "IMITATION", FAST)
-        assert (
-            train(write(folder), folder / "out", "--updates", "3", "--episodes", "2", "--seed", "4")
-            == 0
-        )
+        assert train(folder, "--updates 3 --episodes 2 --seed 4") == 0
     return folder / "out", printed.getvalue()
 
 
@@ -122,19 +115,10 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
 def test_group_estimator_alone_trains_without_a_critic(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write(tmp_path, group_estimator="rloo", critic_warmup={"w_epoch": 2})
+    keys = {"group_estimator": "rloo", "critic_warmup": {"w_epoch": 2}}
     out = tmp_path / "out"
-    few = (
-        "--updates",
-        "1",
-        "--episodes",
-        "2",
-        "--set-flag",
-        "rollout_batch_size=2",
-        "--set-flag",
-        "global_batch_size=4",
-    )
-    assert train(config, out, *few) == 0
+    few = "--updates 1 --episodes 2 --set-flag rollout_batch_size=2 --set-flag global_batch_size=4"
+    assert train(tmp_path, few, **keys) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["updates"], summary["actor_updates"]) == (1, 1)
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[1])
@@ -169,20 +153,11 @@ def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-    flags = ("--updates", "1", "--episodes", "2", "--set", "env.max_steps=5", "--set", "n_env=4")
+    sets = "--set env.max_steps=5 --set n_env=4 --set env_backend=inline"
+    flags = f"--updates 1 --episodes 2 {sets} --seeds 0 1"
     config = ROOT / "custom_configs" / "babyai.yaml"
     assert (
-        train(
-            str(config),
-            tmp_path / "out",
-            *flags,
-            "--set",
-            "env_backend=inline",
-            "--seeds",
-            "0",
-            "1",
-        )
-        == 0
+        slime_verlog("train", config, "--out", tmp_path / "out", *f"{SMALL} {flags}".split()) == 0
     )
     text = capsys.readouterr().out
     assert (
@@ -215,9 +190,7 @@ def test_a_run_whose_actor_never_trained_says_so_and_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert (
-        train(write(tmp_path), out, "--updates", "1", "--set-flag", "num_critic_only_steps=1") == 1
-    )
+    assert train(tmp_path, "--updates 1 --set-flag num_critic_only_steps=1") == 1
     sentence = "the actor never trained: only the critic did, in all 1 updates"
     assert f"error: {sentence}" in capsys.readouterr().out
     assert json.loads((out / "summary.json").read_text())["fault"].startswith(sentence)
@@ -236,29 +209,27 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: Path) -> None:
     keys, sentence = REFUSED[case]
-    assert sentence in train(write(tmp_path, **keys), tmp_path / "out", of=error_of)
+    assert sentence in train(tmp_path, of=error_of, **keys)
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--set", "n_envs=4"], "unknown key 'n_envs'; did you mean 'n_env'?"),
-        (["--set-flag", "lrr=1"], "unknown key '--set-flag lrr'; did you mean '--set-flag lr'?"),
-        (["--set-flag", "save=elsewhere"], "checkpoints are in "),
-        (["--set-flag", "seed=1"], "unknown key '--set-flag seed'"),
+        ("--set-flag lrr=1", "unknown key '--set-flag lrr'; did you mean '--set-flag lr'?"),
+        ("--set-flag save=elsewhere", "checkpoints are in "),
         (
-            ["--set", "lr=1e-4"],
+            "--set lr=1e-4",
             "'lr' is one of slime's own flags and no key of the YAML; give --set-flag lr=VALUE",
         ),
-        (["--set-flag", "rollout_batch_size=15"], "not a multiple of --global-batch-size 8"),
-        (["--updates", "0"], "num_rollout must be at least 1, got 0"),
+        ("--set-flag rollout_batch_size=15", "not a multiple of --global-batch-size 8"),
+        ("--updates 0", "num_rollout must be at least 1, got 0"),
     ],
     ids=str,
 )
 def test_a_wrong_flag_is_refused_before_anything_is_written(
-    flags: list[str], sentence: str, tmp_path: Path
+    flags: str, sentence: str, tmp_path: Path
 ) -> None:
-    assert sentence in train(write(tmp_path), tmp_path / "out", *flags, of=error_of)
+    assert sentence in train(tmp_path, flags, of=error_of)
     assert not (tmp_path / "out").exists()
 
 
@@ -266,18 +237,17 @@ def test_a_run_is_kept_unless_it_is_to_be_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    config = write(tmp_path)
-    assert train(config, out, "--updates", "1") == 0
+    assert train(tmp_path, "--updates 1") == 0
     before = contents(out)
-    error = train(config, out, "--updates", "1", of=error_of)
+    error = train(tmp_path, "--updates 1", of=error_of)
     assert "holds a finished run, and nothing was changed: --resume continues it" in error
-    error = train(config, out, "--updates", "2", "--resume", of=error_of)
+    error = train(tmp_path, "--updates 2 --resume", of=error_of)
     assert "holds a run with other settings: flags.num_rollout is 1 there and 2 here" in error
     monkeypatch.setattr(
         "embedded.training_run.train", lambda *_: pytest.fail("a finished run was run again")
     )
     capsys.readouterr()
-    assert train(config, out, "--updates", "1", "--resume", "--set", "rollout_processes=2") == 0
+    assert train(tmp_path, "--updates 1 --resume --set rollout_processes=2") == 0
     assert "holds this run, finished" in (text := capsys.readouterr().out)
     assert "after:  win rate" in text and f"view {out}" in text
     assert contents(out) == before
@@ -294,13 +264,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_seeds_of_several_starts_are_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    config = write(tmp_path)
-    few = ("--updates", "1", "--episodes", "1", "--seeds")
-    assert train(config, out, *few, "0") == 0
+    few = "--updates 1 --episodes 1 --seeds"
+    assert train(tmp_path, f"{few} 0") == 0
     first = contents(out / "seed_0")
-    assert "seed_0 holds a finished run" in train(config, out, *few, "1", "0", of=error_of)
+    assert "seed_0 holds a finished run" in train(tmp_path, f"{few} 1 0", of=error_of)
     assert not (out / "seed_1").exists()
-    assert train(config, out, *few, "1") == 0
+    assert train(tmp_path, f"{few} 1") == 0
     assert [summary["seed"] for summary in json.loads((out / "seeds.json").read_text())] == [0, 1]
     assert contents(out / "seed_0") == first
 
@@ -310,8 +279,8 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
 ) -> None:
     env = {"max_length": 4, "raise_at": 0, "raise_seeds": [1_000_000_001]}
     path = "tests.fixtures.counting_env"
-    config = write(tmp_path, rollout_interaction_env_path=path, env=env, max_env_retries_per_turn=0)
-    assert train(config, tmp_path / "out", "--updates", "2") == 1
+    keys = {"rollout_interaction_env_path": path, "env": env, "max_env_retries_per_turn": 0}
+    assert train(tmp_path, "--updates 2", **keys) == 1
     text = capsys.readouterr().out
     assert "error: 2 held-out episodes failed and count as 0; the first: " in text
     assert "the game broke" in text
@@ -320,21 +289,21 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
 @pytest.mark.parametrize(
     ("memory", "flags", "sentence"),
     [
-        ({"max_tokens": 41}, (), "memory.max_tokens: 41 is longer than any response may be"),
-        ({"budget": 1}, (), "above memory.budget: 1, "),
-        ({}, ("--set-flag", "rollout_max_context_len=45"), "it does not fit: raise "),
+        ({"max_tokens": 41}, "", "memory.max_tokens: 41 is longer than any response may be"),
+        ({"budget": 1}, "", "above memory.budget: 1, "),
+        ({}, "--set-flag rollout_max_context_len=45", "it does not fit: raise "),
     ],
 )
 def test_notes_that_cannot_work_are_refused_before_imitation(
-    tmp_path: Path, memory: dict[str, Any], flags: tuple[str, ...], sentence: str
+    tmp_path: Path, memory: dict[str, Any], flags: str, sentence: str
 ) -> None:
     keys = {
         "rollout_interaction_env_path": "envs.recall",
         "env": {"max_steps": 8, "ask_every": 4},
         "tasks": ["recall"],
+        "memory": {"kind": "notes", "max_tokens": 8, **memory},
     }
-    config = write(tmp_path, **keys, memory={"kind": "notes", "max_tokens": 8, **memory})
-    assert sentence in train(config, tmp_path / "out", "--updates", "2", *flags, of=error_of)
+    assert sentence in train(tmp_path, f"--updates 2 {flags}", of=error_of, **keys)
     assert not (tmp_path / "out" / "policy_before").exists()
 
 
@@ -377,9 +346,8 @@ def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
     limits = {"max_turns": 6, "max_env_retries_per_turn": 0, "max_episode_failures_per_batch": 0}
     path = "tests.fixtures.counting_env"
     out = tmp_path / "out"
-    config = write(tmp_path, rollout_interaction_env_path=path, env=env, **limits)
     with pytest.raises(SystemExit, match="error: ") as caught:
-        train(config, out, "--updates", "2")
+        train(tmp_path, "--updates 2", rollout_interaction_env_path=path, env=env, **limits)
     assert (
         "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n"
         in capsys.readouterr().out

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,20 +100,10 @@ def start(folder: Path, *more: str) -> subprocess.Popen[str]:
         for name, value in {**FLAGS, **HOOKS}.items()
         for word in ("--set-flag", f"{name}={value}")
     ]
-    command = [
-        sys.executable,
-        "-m",
-        "inspection",
-        "train",
-        "island.yaml",
-        "--updates",
-        "5",
-        *flags,
-        *more,
-    ]
+    words = ["-m", "inspection", "train", "island.yaml", "--updates", "5", "--out", "out"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(folder)])}
     return subprocess.Popen(
-        [*command, "--out", "out"],
+        [sys.executable, *words, *flags, *more],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -171,15 +160,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_that_is_stopped_at_every_moment_ends_as_one_that_never_was(
     whole: Path, tmp_path: Path
 ) -> None:
-    stop_and_resume(whole, tmp_path, MOMENTS)
-
-
-def stop_and_resume(
-    whole: Path, tmp_path: Path, moments: Sequence[tuple[str, signal.Signals, int]]
-) -> None:
     folder = prepare(tmp_path / "stopped")
     out = tmp_path / "stopped" / "out"
-    for number, (moment, how, updates) in enumerate(moments):
+    for number, (moment, how, updates) in enumerate(MOMENTS):
         (folder / "moment.txt").write_text(f"{moment} {int(how)} {updates}")
         process = start(folder, *(["--resume"] if number else []))
         _, errors = process.communicate()
