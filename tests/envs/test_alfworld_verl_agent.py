@@ -16,10 +16,10 @@ ALFWORLD_TEMPLATE = """{task_description}|{step_count}|{history_length}|{action_
 '''
 
 
-def write_checkout(folder: Path, text: str = TEMPLATES) -> Path:
+def write_checkout(folder: Path) -> Path:
     path = folder / PROMPTS
     path.parent.mkdir(parents=True)
-    path.write_text("import a_package_that_nobody_has\n" + text)
+    path.write_text("import a_package_that_nobody_has\n" + TEMPLATES)
     return folder
 
 
@@ -87,22 +87,19 @@ def write_data(rooms: Any, folder: Path) -> Path:
     return folder
 
 
-def build(
-    rooms: Any, data: Path, checkout: Path, seed: int, task: str = "all", **options: Any
-) -> Any:
+def build(rooms: Any, folder: Path, task: str = "all", **options: Any) -> Any:
     env = {
         "preset": "verl_agent",
-        "verl_agent": str(checkout),
-        "data_path": str(data),
+        "verl_agent": str(write_checkout(folder / "checkout")),
+        "data_path": str(write_data(rooms, folder / "data")),
         "split": "valid_seen",
     }
-    sample = SimpleNamespace(metadata={"task": task, "seed": seed})
+    sample = SimpleNamespace(metadata={"task": task, "seed": 1000})
     return rooms.build_env(sample, SimpleNamespace(env={**env, **options}))
 
 
 def test_the_expert_wins_ten_and_the_last_step_names_the_family(rooms: Any, tmp_path: Path) -> None:
-    data, checkout = write_data(rooms, tmp_path / "data"), write_checkout(tmp_path / "checkout")
-    env = build(rooms, data, checkout, 1000, "look")
+    env = build(rooms, tmp_path, "look")
     observation = env.reset()
     assert env.whole_prompts and env.format_observation(observation)["content"].startswith(
         "See -= Welcome"
@@ -120,8 +117,7 @@ def test_the_expert_wins_ten_and_the_last_step_names_the_family(rooms: Any, tmp_
 
 
 def test_an_answer_in_bad_form_is_charged_and_still_played(rooms: Any, tmp_path: Path) -> None:
-    data, checkout = write_data(rooms, tmp_path / "data"), write_checkout(tmp_path / "checkout")
-    env = build(rooms, data, checkout, 1000, max_steps=3)
+    env = build(rooms, tmp_path, max_steps=3)
     env.reset()
     observation, _, info = env.step("<action>inventory</action>")
     assert (info["valid_action"], info["reward"], info["executed_action"]) == (

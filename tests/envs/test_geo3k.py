@@ -25,9 +25,9 @@ PROBLEM = "<image>In the triangle, find $x$."
 ROOT = r"3 \sqrt { 2 }"
 
 
-def png(colour: str, size: tuple[int, int] = (40, 30)) -> bytes:
+def png(colour: str) -> bytes:
     buffer = io.BytesIO()
-    Image.new("RGBA", size, colour).save(buffer, format="PNG")
+    Image.new("RGBA", (40, 30), colour).save(buffer, format="PNG")
     return buffer.getvalue()
 
 

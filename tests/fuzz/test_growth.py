@@ -17,6 +17,7 @@ import pytest
 from envs import babaisai, babyai, crafter
 from envs.calls import find_calls
 from envs.questions.grading import exact, find_answer
+from envs.questions.math_server import read_result
 from envs.swe.tools import harmless, parse_response
 from envs.text_game import clean_command, find_action
 from envs.tools.results import clip
@@ -128,6 +129,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "parse_response": parse_response,
     "find_answer": find_answer,
     "exact": lambda text: exact(text, QUESTION),
+    "read_result": read_result,
     "harmless": harmless,
     "clip": lambda text: clip(text, 1000),
     "babyai": lambda text: game(babyai).translate(text),  # type: ignore[attr-defined]
@@ -147,6 +149,7 @@ PIECES = (
         "</think>",
         "<think>",
     ),
+    *("\\text{", "\\frac{1}{", "1\\,", "1 1/", "cm ", "^o", " 000"),
     *("''", "\\boxed{", "answer: ", "Do (", '{"name":', "<|im_end|>", "<|im_start|>system"),
     *("\U000f0000", "\N{SNOWMAN}"),
 )

@@ -29,15 +29,20 @@ def options(server: ChatServer, folder: Path, **keys: Any) -> list[str]:
     return [*config, "--player", server.url, "--model", "closed-1"]
 
 
+def requests(
+    folder: Path, script: Any, *words: str, code: int = 0, delay_s: float = 0.0, **keys: Any
+) -> list[dict[str, Any]]:
+    """What an endpoint is asked in an evaluation, which ends with this exit code."""
+    with ChatServer(script, delay_s) as server:
+        assert evaluate(*options(server, folder, **keys), *words) == code
+    return server.requests
+
+
 def test_messages_are_sent_as_they_are_and_the_story_has_them(tmp_path: Path) -> None:
-    with ChatServer(lambda *_: "THINK: hm\nACTION: right") as server:
-        assert (
-            evaluate(*options(server, tmp_path), "--temperature", "0.5", "--max-response-len", "77")
-            == 0
-        )
+    words = ("--temperature", "0.5", "--max-response-len", "77")
+    first = requests(tmp_path, lambda *_: "THINK: hm\nACTION: right", *words)[0]
     (row,) = rows_of(tmp_path)
     assert (row["player"], row["n"], row["valid_action_ratio"]["mean"]) == ("closed-1", 3, 1.0)
-    first = server.requests[0]
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("closed-1", 0.5, 77)
     episode = next(read_episodes(tmp_path / "out"))
     assert [episode["messages"][index] for index in episode["story"][0]["prompt"]] == first[
@@ -55,13 +60,8 @@ def test_pictures_are_sent_as_data_uris_and_kept(tmp_path: Path) -> None:
         "env": {"vlm": True},
         "max_turns": 2,
     }
-    with ChatServer(lambda *_: "ACTION: turn left") as server:
-        assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1})) == 0
-    parts = [
-        part
-        for part in server.requests[0]["messages"][-1]["content"]
-        if part["type"] == "image_url"
-    ]
+    asked = requests(tmp_path, lambda *_: "ACTION: turn left", **keys, eval={"episodes": 1})
+    parts = [part for part in asked[0]["messages"][-1]["content"] if part["type"] == "image_url"]
     (episode,) = read_episodes(tmp_path / "out")
     assert parts and parts[0]["image_url"]["url"] in episode["pictures"].values()
 
@@ -84,13 +84,10 @@ PASSING = {
 @pytest.mark.parametrize("fault", PASSING)
 def test_a_passing_fault_is_repeated(tmp_path: Path, fault: str) -> None:
     script = lambda body, number: PASSING[fault]() if number % 3 == 1 else "ACTION: left"
-    with ChatServer(script) as server:
-        assert evaluate(*options(server, tmp_path)) == 0
+    asked = len(requests(tmp_path, script))
     assert rows_of(tmp_path)[0]["n"] == 3
     turns = sum(episode["turns"] for episode in read_episodes(tmp_path / "out"))
-    assert len(server.requests) == turns + sum(
-        number % 3 == 1 for number in range(len(server.requests))
-    )
+    assert asked == turns + sum(number % 3 == 1 for number in range(asked))
 
 
 def test_a_fault_that_stays_ends_the_run_and_the_same_command_goes_on(tmp_path: Path) -> None:
@@ -131,15 +128,7 @@ def test_a_wrong_key_ends_the_run_at_once_in_the_servers_words(
 def test_a_prompt_over_the_context_ends_its_episode_as_such(tmp_path: Path) -> None:
     refusal = lambda: openai_error(400, TOO_LONG, "context_length_exceeded")
     script = lambda body, number: refusal() if number == 2 else "ACTION: left"
-    with ChatServer(script) as server:
-        assert (
-            evaluate(
-                *options(
-                    server, tmp_path, env={"length_of": "tests.inspection.test_chat_player.six"}
-                )
-            )
-            == 0
-        )
+    requests(tmp_path, script, env={"length_of": "tests.inspection.test_chat_player.six"})
     (row,) = rows_of(tmp_path)
     assert (row["n"], row["failed"], row["context"]) == (3, 0, 1)
     assert [episode["turns"] for episode in read_episodes(tmp_path / "out")] == [2, 6, 6]
@@ -153,8 +142,8 @@ def test_a_refused_prompt_costs_one_episode_and_is_not_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusal = lambda: openai_error(400, "Your prompt was flagged.", "content_policy")
-    with ChatServer(lambda body, number: refusal() if number == 0 else "ACTION: left") as server:
-        assert evaluate(*options(server, tmp_path)) == 1
+    script = lambda body, number: refusal() if number == 0 else "ACTION: left"
+    requests(tmp_path, script, code=1)
     assert rows_of(tmp_path)[0]["failed"] == 1
     error = capsys.readouterr().err
     assert (
@@ -168,9 +157,8 @@ def test_newer_models_get_the_length_under_its_other_name(tmp_path: Path) -> Non
     script = lambda body, number: (
         openai_error(400, words) if "max_tokens" in body else "ACTION: left"
     )
-    with ChatServer(script, delay_s=0.2) as server:
-        assert evaluate(*options(server, tmp_path, n_env=3)) == 0
-    assert [("max_tokens" in body) for body in server.requests].count(True) == 3, (
+    asked = requests(tmp_path, script, delay_s=0.2, n_env=3)
+    assert [("max_tokens" in body) for body in asked].count(True) == 3, (
         "the first request of each episode"
     )
 
@@ -204,15 +192,11 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
         "history": "full",
         "env": tools,
     }
-    with ChatServer(script) as server:
-        assert evaluate(*options(server, tmp_path, **keys, eval={"episodes": 1})) == 0
-    assert [tool["function"]["name"] for tool in server.requests[0]["tools"]] == ["add"]
+    asked = requests(tmp_path, script, **keys, eval={"episodes": 1})
+    assert [tool["function"]["name"] for tool in asked[0]["tools"]] == ["add"]
     message = TypeAdapter(types.ChatCompletionMessageParam)
-    sent = [
-        [message.validate_python(item) for item in request["messages"]]
-        for request in server.requests
-    ]
-    said, *results = server.requests[1]["messages"][-3:]
+    sent = [[message.validate_python(item) for item in request["messages"]] for request in asked]
+    said, *results = asked[1]["messages"][-3:]
     assert said["content"] == "Let me see." and [result["content"] for result in results] == [
         "5",
         "4",
@@ -221,7 +205,7 @@ def test_tools_are_called_in_the_endpoints_own_form(tmp_path: Path) -> None:
         '{"a": 2, "b": 3}',
         '{"a": 4}',
     ]
-    assert "No tool was run" in server.requests[2]["messages"][-1]["content"] and len(sent) == 3
+    assert "No tool was run" in asked[2]["messages"][-1]["content"] and len(sent) == 3
     (episode,) = read_episodes(tmp_path / "out")
     assert (
         episode["turns"] == 3

@@ -35,16 +35,14 @@ class Agent:
         self._links[-1].sendall(data)
         return self._links[-1]
 
-    def head(
-        self, length: int, *more: str, path: str = "/v1/chat/completions", key: str | None = None
-    ) -> bytes:
+    def head(self, length: int, *more: str, key: str | None = None) -> bytes:
         fields = [
             "Host: x",
             f"Authorization: Bearer {key or self.key}",
             f"Content-Length: {length}",
             *more,
         ]
-        return "\r\n".join([f"POST {path} HTTP/1.1", *fields, "", ""]).encode()
+        return "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *fields, "", ""]).encode()
 
     def post(self, body: bytes, *more: str) -> socket.socket:
         return self.connect(self.head(len(body), *more) + body)
