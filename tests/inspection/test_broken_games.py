@@ -65,9 +65,9 @@ def write_broken(folder: Path, old: str, new: str, blamed: str) -> str:
     return f"{file}:{next(number for number, line in enumerate(lines, 1) if blamed in line)}"
 
 
-def says(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def says(capfd: pytest.CaptureFixture[str], words: str) -> str:
     with pytest.raises(SystemExit):
-        main(words)
+        main(words.split())
     return "".join(capfd.readouterr())
 
 
@@ -77,7 +77,7 @@ def test_a_frame_that_cannot_be_used_is_blamed_on_the_users_line(
 ) -> None:
     old, new, sentence, blamed = MISTAKES[mistake]
     place = write_broken(tmp_path, old, new, blamed)
-    shown = says(capfd, "check", "lights.py", "--no-prompt")
+    shown = says(capfd, "check lights.py --no-prompt")
     assert sentence in shown and place in shown and "never awaited" not in shown, shown
 
 
@@ -87,19 +87,10 @@ def test_a_script_that_returns_no_text_is_refused_wherever_it_is_asked(
 ) -> None:
     old, new, sentence = SCRIPTS[name]
     said = f"{sentence} ({write_broken(tmp_path, old, new, f'def {name}(')})"
-    assert said in says(capfd, "check", "lights.yaml", "--no-prompt")
+    assert said in says(capfd, "check lights.yaml --no-prompt")
     if name == "expert_action":  # an evaluation does not ask for the explanation
-        assert said in says(
-            capfd,
-            "evaluate",
-            "lights.yaml",
-            "--player",
-            "expert",
-            "--episodes",
-            "1",
-            "--out",
-            "out",
-        )
+        words = "evaluate lights.yaml --player expert --episodes 1 --out out"
+        assert said in says(capfd, words)
     with pytest.raises(EnvironmentFault) as caught:
         demonstrate(read_target("lights.yaml").settings, 1, 0.0, 0)
     assert str(caught.value) == said

@@ -305,17 +305,17 @@ def test_every_task_of_a_yaml_is_checked_unless_one_is_chosen(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--set", "max_turns"], "--set must look like memory.n=4, got 'max_turns'"),
-        (["--task", "stair"], "unknown task 'stair'; known: stairs"),
-        (["--max-turns", "0"], "--max-turns must be at least 1, got 0"),
+        ("--set max_turns", "--set must look like memory.n=4, got 'max_turns'"),
+        ("--task stair", "unknown task 'stair'; known: stairs"),
+        ("--max-turns 0", "--max-turns must be at least 1, got 0"),
         (
-            ["--model", "/nowhere"],
+            "--model /nowhere",
             "no tokenizer can be loaded from the checkpoint '/nowhere': the folder does not exist",
         ),
     ],
 )
-def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
-    assert sentence in error_of("check", write(tmp_path), *words)
+def test_a_wrong_option_is_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
+    assert sentence in error_of("check", write(tmp_path), *words.split())
 
 
 def test_a_yaml_without_tasks_is_told_so_in_terms_of_its_own_environment() -> None:

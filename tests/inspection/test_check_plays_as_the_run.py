@@ -1,6 +1,7 @@
 """`slime-verlog check` plays where the run plays, and tries what a random player never reaches:
 tools and graders."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +84,22 @@ never = tool(schema={"name": "never", "description": "N.", "parameters":
 """
 
 
+Check = Callable[..., tuple[int, dict[str, str]]]
+
+
+@pytest.fixture
 def check(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, **files: str
-) -> tuple[int, dict[str, str]]:
-    """Check `t.yaml` in the folder; return the exit code and the rows by name."""
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(text)
-    monkeypatch.chdir(folder)
-    code = slime_verlog("check", "t.yaml")
-    return code, found_in(capsys.readouterr().out)
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Check:
+    """Check `t.yaml` among these files; return the exit code and the rows by name."""
+    monkeypatch.chdir(tmp_path)
+
+    def check_files(**files: str) -> tuple[int, dict[str, str]]:
+        for name, text in files.items():
+            Path(name.replace("__", ".")).write_text(text)
+        return slime_verlog("check", "t.yaml"), found_in(capsys.readouterr().out)
+
+    return check_files
 
 
 def game(
@@ -109,40 +117,32 @@ def game(
 
 
 def test_what_needs_the_main_thread_is_refused_under_inline_with_the_backend_that_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    check: Check,
 ) -> None:
-    code, rows = check(tmp_path, monkeypatch, capsys, **game("signal"))
+    code, rows = check(**game("signal"))
     assert code == 1 and rows["contract"].endswith("main thread; set env_backend: process")
-    code, rows = check(tmp_path, monkeypatch, capsys, **game("signal", backend="process"))
+    code, rows = check(**game("signal", backend="process"))
     assert code == 0 and rows["contract"].startswith("ok ")
 
 
-def test_an_event_loop_is_there_under_inline_and_a_bad_drawing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    code, rows = check(tmp_path, monkeypatch, capsys, **game("loop"))
+def test_an_event_loop_is_there_under_inline_and_a_bad_drawing_is_named(check: Check) -> None:
+    code, rows = check(**game("loop"))
     assert code == 0 and rows["contract"].startswith("ok ")
     assert rows["render"].startswith("warning") and "render returned None" in rows["render"]
 
 
-def test_a_step_that_hangs_in_a_thread_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    code, rows = check(tmp_path, monkeypatch, capsys, **game("endless", env_step_timeout_s=0.5))
+def test_a_step_that_hangs_in_a_thread_is_found(check: Check) -> None:
+    code, rows = check(**game("endless", env_step_timeout_s=0.5))
     assert code == 1 and "game.py" in rows["contract"]
     assert "took longer than 0.5 s; end the loop there" in rows["contract"]
 
 
-def test_vlm_without_a_picture_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_vlm_without_a_picture_is_refused(check: Check) -> None:
     with pytest.raises(SystemExit, match="env.vlm is set, but game.py shows no picture"):
-        check(tmp_path, monkeypatch, capsys, **game("loop", env="{vlm: only}"))
+        check(**game("loop", env="{vlm: only}"))
 
 
-def test_each_tool_is_called_and_the_reference_answer_is_graded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
+def test_each_tool_is_called_and_the_reference_answer_is_graded(check: Check) -> None:
     config = (
         "rollout_interaction_env_path: envs.tools\ntasks: [train]\nenv:\n  tools: [my_tools.py]\n"
         "  grader: grader.py:NAME\n  data: [{question: '10 + 2?', answer: '12'}]\n"
@@ -152,7 +152,7 @@ def test_each_tool_is_called_and_the_reference_answer_is_graded(
         "my_tools__py": TOOLS,
         "t__yaml": config.replace("NAME", "grade"),
     }
-    code, rows = check(tmp_path, monkeypatch, capsys, **files)
+    code, rows = check(**files)
     assert code == 0
     assert rows["tool add"].startswith("ok ") and rows["tool add"].endswith("gave '1 m'")
     assert rows["tool broken"].startswith("warning ") and "no such service" in rows["tool broken"]
@@ -200,31 +200,25 @@ PRINTS = 'f"turn {self.n}"'
 
 
 @pytest.mark.parametrize(
-    ("changes", "row", "words"),
+    ("changes", "words"),
     [
-        ((RETURNS, PRINTS), "seeds", "three others are the same episode"),
-        ((RETURNS, "None"), "contract", "render returned None, not text that the model could see"),
-        ((RETURNS.replace("0.5", "None"), PRINTS), "contract", "step paid the reward None"),
-        (("1 / 0", PRINTS), "contract", "ZeroDivisionError: division by zero at"),
+        ((RETURNS, "None"), "render returned None, not text that the model could see"),
+        ((RETURNS.replace("0.5", "None"), PRINTS), "step paid the reward None"),
+        (("1 / 0", PRINTS), "ZeroDivisionError: division by zero at"),
     ],
 )
 def test_a_gymnasium_games_own_faults_are_named_with_the_games_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: Any,
-    changes: tuple[str, str],
-    row: str,
-    words: str,
+    check: Check, changes: tuple[str, str], words: str
 ) -> None:
     env = "env: {id: 'fixed.py:Fixed', default_action: left}"
     config = f"rollout_interaction_env_path: envs.gymnasium_text\ntasks: [default]\n{env}\n"
     code = GYM
     for name, change in zip(("RETURNS", "DRAWS"), changes, strict=True):
         code = code.replace(name, change)
-    _, rows = check(tmp_path, monkeypatch, capsys, fixed__py=code, t__yaml=config)
-    assert not rows[row].startswith("ok ") and words in rows[row]
-    if row == "contract":
-        assert "fixed.py:" in rows[row] and "gymnasium_text" not in rows[row]
+    _, rows = check(fixed__py=code, t__yaml=config)
+    found = rows["contract"]
+    assert not found.startswith("ok ") and words in found
+    assert "fixed.py:" in found and "gymnasium_text" not in found
 
 
 SLIMES = """
@@ -256,11 +250,11 @@ def build_env(sample=None, args=None, **_):
 @pytest.mark.parametrize("is_async", ["", "async "])
 @pytest.mark.parametrize("backend", ["inline", "process"])
 def test_an_environment_of_slimes_interface_plays_also_if_it_is_async(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, is_async: str, backend: str
+    check: Check, is_async: str, backend: str
 ) -> None:
     config = f"rollout_interaction_env_path: guess.py\ntasks: [t]\nenv_backend: {backend}\n"
     files = {"guess__py": SLIMES.replace("ASYNC ", is_async), "t__yaml": config}
-    code, rows = check(tmp_path, monkeypatch, capsys, **files)
+    code, rows = check(**files)
     assert code == 0 and "3 turns" in rows["random"] and rows["seeds"].startswith("ok ")
     assert (
         slime_verlog("evaluate", "t.yaml", "--player", "random", "--episodes", "3", "--out", "out")

@@ -24,14 +24,14 @@ from tests.fixtures.checkouts import slime_checkouts
 CONFIGS = Path(__file__).parents[2] / "custom_configs"
 
 
-def export(folder: Path, name: str, *more: str, max_turns: int = 100) -> list[dict[str, Any]]:
+def export(folder: Path, name: str, more: str = "", max_turns: int = 100) -> list[dict[str, Any]]:
     """The rows of two episodes, or of as many as `more` says."""
     config = folder / f"{name}.yaml"
     out = folder / "rows.jsonl"
     config.write_text(
         (CONFIGS / config.name).read_text(encoding="utf-8") + f"\nmax_turns: {max_turns}\n"
     )
-    main(["--config", str(config), "--episodes", "2", "--out", str(out), "--overwrite", *more])
+    main(f"--config {config} --episodes 2 --out {out} --overwrite {more}".split())
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
@@ -40,7 +40,7 @@ def test_after_random_moves_the_expert_answers_and_the_moves_are_never_trained_o
     name: str, package: str, tmp_path: Path
 ) -> None:
     pytest.importorskip(package, reason=f"{name} needs pip install 'slime-verlog[envs]'")
-    rows = export(tmp_path, name, "--episodes", "8", "--random-share", "0.5", max_turns=30)
+    rows = export(tmp_path, name, "--episodes 8 --random-share 0.5", max_turns=30)
     strays = 0
     config = load_settings(SimpleNamespace(custom_config_path=str(tmp_path / f"{name}.yaml")))
     for seed in sorted({row["metadata"]["seed"] for row in rows}):
@@ -68,7 +68,7 @@ def test_demonstrated_seeds_are_neither_training_nor_evaluation_seeds(tmp_path: 
     held_out = range(config.eval.seed_start, config.eval.seed_start + config.eval.episodes)
     drawn = []
     for seed in ("0", "5000", "-1"):
-        seeds = {row["metadata"]["seed"] for row in export(tmp_path, "babyai", "--seed", seed)}
+        seeds = {row["metadata"]["seed"] for row in export(tmp_path, "babyai", f"--seed {seed}")}
         assert len(seeds) == 2 and all(
             found in DEMONSTRATION_SEEDS and found not in held_out for found in seeds
         )
@@ -115,10 +115,10 @@ def test_slimes_own_loss_mask_covers_exactly_the_answer_and_its_prompt_is_the_ro
 
 def test_episodes_with_less_progression_can_be_left_out(tmp_path: Path) -> None:
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
-    rows = export(tmp_path, "babyai", "--random-share", "0.3", "--min-progression", "1.0")
+    rows = export(tmp_path, "babyai", "--random-share 0.3 --min-progression 1.0")
     assert all(row["metadata"]["progression"] == 1.0 for row in rows)
     with pytest.raises(SystemExit, match="error: no demonstration is left to write"):
-        export(tmp_path, "babyai", "--min-progression", "1.5")
+        export(tmp_path, "babyai", "--min-progression 1.5")
 
 
 def test_another_format_is_refused(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
 def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
     out = tmp_path / "rows.jsonl"
     out.write_text("earlier")
-    command = ["--config", str(CONFIGS / "sokoban.yaml"), "--episodes", "1", "--out", str(out)]
+    command = f"--config {CONFIGS / 'sokoban.yaml'} --episodes 1 --out {out}".split()
     with pytest.raises(
         SystemExit, match="exists; give another file, or replace this one with --overwrite"
     ):

@@ -159,12 +159,12 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
     write_run(tmp_path, [lost, poor, other, invented_episode(4)])
     out = tmp_path / "rows.jsonl"
     for words, seeds in (
-        ([], {2, 3, 4}),
-        (["--successful"], {3, 4}),
-        (["--min-return", "0.2"], {2, 3, 4}),
-        (["--min-return", "0.3", "--task", "other"], {3}),
+        ("", {2, 3, 4}),
+        ("--successful", {3, 4}),
+        ("--min-return 0.2", {2, 3, 4}),
+        ("--min-return 0.3 --task other", {3}),
     ):
-        assert export(tmp_path, out, "--overwrite", *words) == 0
+        assert export(tmp_path, out, "--overwrite", *words.split()) == 0
         assert {row["metadata"]["seed"] for row in rows(out)} == seeds
     assert "3 rows from 1 of 4 episodes written to" in capsys.readouterr().out
     before = out.read_bytes()
@@ -215,18 +215,18 @@ def test_the_calls_in_an_agents_prompts_are_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["run", "--out", "a.json"], "--out must end in .jsonl"),
-        (["seen", "--out", "a.jsonl"], "seed 9 has pictures"),
-        (["dumps", "--out", "a.jsonl"], "give --tokenizer with the model's folder"),
+        ("run --out a.json", "--out must end in .jsonl"),
+        ("seen --out a.jsonl", "seed 9 has pictures"),
+        ("dumps --out a.jsonl", "give --tokenizer with the model's folder"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_writes_nothing(
-    words: list[str], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(Path("run"), [invented_episode()])
     messages = [{"role": "user", "content": [{"type": "image", "image": "k"}]}] * 2
     write_run(Path("seen"), [invented_episode(9, turns=1, messages=messages)])
     save_like_slime(Path("dumps"), make_samples(make_turn(1, 0, last=True)), 0)
-    assert sentence in error_of("export", *words)
+    assert sentence in error_of("export", *words.split())
     assert not list(Path().glob("*.jsonl"))

@@ -22,13 +22,13 @@ LIMIT = 200
 """Bytes after which no file can grow, which stands for a full disk."""
 
 
-def run(folder: Path, *words: object, limit: int = LIMIT) -> str:
+def run(folder: Path, words: str, limit: int = LIMIT) -> str:
     """Run `slime-verlog` in a folder; return what it wrote to stderr."""
 
     def fill_disk() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    line = [sys.executable, "-B", "-m", "inspection", *map(str, words)]
+    line = [sys.executable, "-B", "-m", "inspection", *words.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
     given: dict[str, Any] = {
         "cwd": folder,
@@ -46,7 +46,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_init_writes_all_files_or_none(tmp_path: Path) -> None:
-    assert run(tmp_path, "init", "lights").endswith("lights.py: File too large; free some space\n")
+    assert run(tmp_path, "init lights").endswith("lights.py: File too large; free some space\n")
     assert not files(tmp_path)
     with pytest.raises(FileNotFoundError):
         write_files({tmp_path / "first": "a", tmp_path / "missing" / "second": "b"})
@@ -56,33 +56,23 @@ def test_init_writes_all_files_or_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("view", "run", "--worlds", "0", "--out", "page.html"),
-        ("export", "run", "--out", "rows.jsonl"),
+        "view run --worlds 0 --out page.html",
+        "export run --out rows.jsonl",
     ],
 )
-def test_what_does_not_fit_leaves_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_what_does_not_fit_leaves_nothing(tmp_path: Path, words: str) -> None:
     write_run(tmp_path / "run", [invented_episode(seed) for seed in range(3)])
     before = files(tmp_path)
-    out = words[-1]
-    assert "File too large" in run(tmp_path, *words)
+    out = words.split()[-1]
+    assert "File too large" in run(tmp_path, words)
     assert files(tmp_path) == before and not (tmp_path / out).exists()
 
 
 def test_a_record_that_does_not_fit_is_not_written_in_part(tmp_path: Path) -> None:
     (tmp_path / "game.yaml").write_text(GAME)
     out = tmp_path / "out"
-    error = run(
-        tmp_path,
-        "evaluate",
-        "game.yaml",
-        "--player",
-        "random",
-        "--out",
-        out,
-        "--episodes",
-        "4",
-        limit=3000,
-    )
+    words = f"evaluate game.yaml --player random --out {out} --episodes 4"
+    error = run(tmp_path, words, limit=3000)
     assert "episodes.jsonl: File too large; free some space" in error
     assert all(episode["story"] for episode in read_episodes(out))
     assert (out / "episodes.jsonl").read_bytes()[-1:] in (b"", b"\n")
@@ -91,9 +81,7 @@ def test_a_record_that_does_not_fit_is_not_written_in_part(tmp_path: Path) -> No
 def test_train_ends_in_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
     (tmp_path / "game.yaml").write_text(GAME)
-    assert "File too large; free some space" in run(
-        tmp_path, "train", "game.yaml", "--out", tmp_path / "out"
-    )
+    assert "File too large; free some space" in run(tmp_path, "train game.yaml --out out")
     assert not [name for name in files(tmp_path) if name.startswith("out/.")], (
         "no temporary file is left"
     )

@@ -225,18 +225,9 @@ def test_a_memory_saver_without_nested_regions_is_refused(slime: Slime, image: M
 
 
 def test_flags_without_effect_are_named_and_the_verdict_comes_last(image: Machine) -> None:
-    vain = (
-        "--gamma",
-        "0.9",
-        "--lambd",
-        "0.9",
-        "--custom-rm-path",
-        "a.b",
-        "--custom-reward-post-process-path",
-        "a.c",
-    )
-    vain += ("--custom-generate-function-path", "a.d")
-    flags = image.job("run_babyai.sh", "--", *vain)
+    vain = "--gamma 0.9 --lambd 0.9 --custom-rm-path a.b --custom-reward-post-process-path a.c"
+    vain += " --custom-generate-function-path a.d"
+    flags = image.job("run_babyai.sh", "--", *vain.split())
     roles = Path(by_flag(train_flags(flags))["--megatron-config-path"][0])
     roles.write_text(
         roles.read_text().replace("overrides: {", "overrides: {gamma_step: 0.5, gamma: 0.5, ")

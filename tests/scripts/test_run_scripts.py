@@ -280,23 +280,12 @@ def test_value_pretraining_takes_the_settings_of_a_ppo_script_which_then_starts_
 ) -> None:
     pretraining = machine.flags("run_value_pretraining.sh", RUN="crafter", BATCHES="7")
     ppo = machine.flags("run_crafter.sh", PRETRAINED_CRITIC="/critics/mine")
-    own = {
-        "--num-rollout",
-        "--num-critic-only-steps",
-        "--tb-experiment-name",
-        "--custom-config-path",
-    }
-    own |= {
-        "--load",
-        "--save",
-        "--megatron-config-path",
-        "--eval-interval",
-        "--eval-prompt-data",
-        "--eval-top-k",
-    }
-    own |= {"--skip-eval-before-train"}
-    assert {k: v for k, v in ppo.items() if k not in own} == {
-        k: v for k, v in pretraining.items() if k not in own
+    own = "--num-rollout --num-critic-only-steps --tb-experiment-name --custom-config-path --load"
+    own += " --save --megatron-config-path --eval-interval --eval-prompt-data --eval-top-k"
+    own += " --skip-eval-before-train"
+    differ = own.split()
+    assert {k: v for k, v in ppo.items() if k not in differ} == {
+        k: v for k, v in pretraining.items() if k not in differ
     }
     counts = ("--num-rollout", "--num-critic-only-steps")
     assert [pretraining[name] for name in counts] == [["7"], ["7"]]

@@ -40,30 +40,30 @@ def test_a_folder_becomes_one_page_beside_its_episodes(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["{folder}/none"], "none does not exist"),
-        (["{folder}/empty"], "has no episodes: expected episodes.jsonl, or .pt files"),
-        (["{folder}/x.jsonl"], "line 1, is not"),
+        ("{folder}/none", "none does not exist"),
+        ("{folder}/empty", "has no episodes: expected episodes.jsonl, or .pt files"),
+        ("{folder}/x.jsonl", "line 1, is not"),
         (
-            ["{folder}/my.yaml"],
+            "{folder}/my.yaml",
             "my.yaml is a YAML; view takes a run's folder or its episodes.jsonl",
         ),
-        (["{folder}/run", "--worlds", "-1"], "--worlds must be at least 0, got -1"),
+        ("{folder}/run --worlds -1", "--worlds must be at least 0, got -1"),
         (
-            ["{folder}/run", "--out", "{folder}/run/episodes.jsonl"],
+            "{folder}/run --out {folder}/run/episodes.jsonl",
             "exists, and does not end in .html",
         ),
         (
-            ["{folder}/run", "--out", "{folder}/my.yaml/x.html"],
+            "{folder}/run --out {folder}/my.yaml/x.html",
             "my.yaml is a file; choose another --out",
         ),
     ],
 )
-def test_a_mistake_is_one_sentence(tmp_path: Path, words: list[str], sentence: str) -> None:
+def test_a_mistake_is_one_sentence(tmp_path: Path, words: str, sentence: str) -> None:
     write_run(tmp_path / "run", [invented_episode(env_path=None)])
     (tmp_path / "x.jsonl").write_text('{"story": 3}\n')
     (tmp_path / "my.yaml").write_text("n_env: 4\n")
     (tmp_path / "empty").mkdir()
-    assert sentence in error_of("view", *(word.format(folder=tmp_path) for word in words))
+    assert sentence in error_of("view", *words.format(folder=tmp_path).split())
 
 
 def follow(
