@@ -158,18 +158,14 @@ def test_task_description_and_replies_travel_between_processes(case: Case) -> No
     assert _play(case.build(), []) == _play(env, [])
 
 
-def test_the_task_is_described_in_words(case: Case) -> None:
+def test_the_task_is_described_in_words_and_observations_become_chat_messages(case: Case) -> None:
+    """With pictures only on request; at the end, `close` may be called twice."""
     env = case.build()
-    env.reset()
+    observation = env.reset()
     assert env.whole_prompts or env.instruction_prompt.strip()
     assert isinstance(env.mission, str) and isinstance(env.answer_format, str)
     assert not env.actions or env.default_action in env.actions
     assert env.max_steps >= 0
-
-
-def test_observations_become_chat_messages_with_pictures_only_on_request(case: Case) -> None:
-    env = case.build()
-    observation = env.reset()
     formatted = env.format_observation(observation)
     message = formatted[0] if isinstance(formatted, list) else formatted
     assert message["role"] == "user"
@@ -177,10 +173,5 @@ def test_observations_become_chat_messages_with_pictures_only_on_request(case: C
     assert ("multi_modal_data" in observation) == wants_images
     parts = message["content"] if isinstance(message["content"], list) else []
     assert ("image" in {part["type"] for part in parts}) == wants_images
-
-
-def test_close_may_be_called_twice(case: Case) -> None:
-    env = case.build()
-    env.reset()
     env.close()
     env.close()

@@ -82,7 +82,6 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "rubric's weights": {
         "rubric": {**RUBRIC, "criteria": [{**criterion, "weight": 2} for criterion in CRITERIA]}
     },
-    "rubric's scale": {"rubric": {**RUBRIC, "scale": [0, 12]}},
     "model": {"model": "another"},
 }
 

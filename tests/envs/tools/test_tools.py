@@ -86,9 +86,6 @@ def test_a_contract_violation_is_refused_when_the_tool_is_registered(
             tool(target)
 
 
-UNKNOWN_TYPE = {"type": "object", "properties": {"a": {"type": "int"}}}
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
