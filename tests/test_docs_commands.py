@@ -179,7 +179,9 @@ def test_the_tutorial_runs(folder: Path, line: str) -> None:
 PACKAGES = {"custom_configs/agent.yaml": "openai"}
 """Optional packages that a command needs, by a word of it; the test is skipped only where such a
 package is missing."""
-SLOW = re.compile(r"slime-verlog train.*|.*harbor.*|slime-verlog evaluate custom_configs/agent.*")
+SLOW = re.compile(
+    r"slime-verlog train.*|.*harbor.*|.*check custom_configs/swe.*|slime-verlog evaluate custom_configs/agent.*"
+)
 """Commands that take more than ten seconds even when they are shortened."""
 
 

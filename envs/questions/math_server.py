@@ -44,6 +44,7 @@ _DEGREE = (
 _DEGREES = re.compile(_DEGREE)
 _ANGLE = re.compile(rf"(\d{{1,20}}(?:\.\d{{1,20}})?)\s*{_DEGREE}")
 _TRIGONOMETRY = re.compile(r"sin|cos|tan|cot|sec|csc")
+_BRACKET = re.compile(r"[(){}]")
 _ROOT = re.compile(r"(√|∛|(?<![\\a-zA-Z])sqrt)\s*")
 _OPERAND = re.compile(r"\d{1,20}(?:\.\d{1,20})?|[a-zA-Z]")
 _FRACTION = r"(?:(\d{1,9})\s*/\s*(\d{1,9})|\\[dt]?frac\s*\{(\d{1,9})\}\s*\{(\d{1,9})\})(?![\d.])"
@@ -88,30 +89,38 @@ def _unwrapped(wrapped: re.Match[str]) -> str:
 def _with_roots(text: str) -> str:
     """Return the text with LaTeX roots. A root sign applies to the number, letter or bracket that
     follows it."""
-    out = ""
+    closings = _closings(text)
+    edits: list[tuple[int, int, str]] = []
+    """Start, end and replacement of each changed part; none overlap."""
     position = 0
     while (root := _ROOT.search(text, position)) is not None:
-        command = r"\sqrt[3]" if root[1] == "∛" else r"\sqrt"
-        operand, end = _operand(text, root.end())
-        out += text[position : root.start()] + (
-            f"{command}{{{_with_roots(operand)}}}" if operand else root[0]
-        )
+        begin, position = root.span()
+        command = r"\sqrt[3]{" if root[1] == "∛" else r"\sqrt{"
+        if (plain := _OPERAND.match(text, position)) is not None:
+            position = plain.end()
+            edits.append((begin, position, f"{command}{plain[0]}}}"))
+        elif (closing := closings.get(position)) is not None:
+            position += 1
+            edits.append((begin, position, command))
+            edits.append((closing, closing + 1, "}"))
+    pieces: list[str] = []
+    position = 0
+    for begin, end, replacement in sorted(edits):
+        pieces += text[position:begin], replacement
         position = end
-    return out + text[position:]
+    return "".join([*pieces, text[position:]])
 
 
-def _operand(text: str, start: int) -> tuple[str, int]:
-    plain = _OPERAND.match(text, start)
-    if plain is not None:
-        return plain[0], plain.end()
-    if not text.startswith(("(", "{"), start):
-        return "", start
-    depth = 0
-    for position in range(start, len(text)):
-        depth += {"(": 1, "{": 1, ")": -1, "}": -1}.get(text[position], 0)
-        if depth == 0:
-            return text[start + 1 : position], position + 1
-    return "", start
+def _closings(text: str) -> dict[int, int]:
+    """Return the position of the bracket that closes each bracket; either kind closes either."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for bracket in _BRACKET.finditer(text):
+        if bracket[0] in "({":
+            opened.append(bracket.start())
+        elif opened:
+            found[opened.pop()] = bracket.start()
+    return found
 
 
 def _without_unit(text: str) -> tuple[str, str]:

@@ -114,9 +114,8 @@ def run(folder: Path, *loops: str, processes: int = 1) -> list[dict[str, Any]]:
 OURS = ("lock-step", "fixed", "per-env", "continuous", "continue", "continuous-async")
 
 
-@pytest.mark.parametrize(
-    "loops", [("fixed", "continue"), pytest.param(OURS, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loops", [("fixed", "continue"), OURS])
 def test_every_loop_of_ours_plays_its_batches(tmp_path: Path, loops: tuple[str, ...]) -> None:
     rows = run(tmp_path, *loops)
     assert [row["loop"] for row in rows] == list(loops)

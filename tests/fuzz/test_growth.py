@@ -151,7 +151,7 @@ PIECES = (
     ),
     *("\\text{", "\\frac{1}{", "1\\,", "1 1/", "cm ", "^o", " 000"),
     *("''", "\\boxed{", "answer: ", "Do (", '{"name":', "<|im_end|>", "<|im_start|>system"),
-    *("\U000f0000", "\N{SNOWMAN}"),
+    *("\U000f0000", "\N{SNOWMAN}", "√("),
 )
 
 

@@ -52,7 +52,8 @@ textarena-2048-v0 textarena-Minesweeper-v0-small gymnasium_text-MiniHack-Corrido
 babyai-BabyAI-MixedTrainLocal-v0/goto babyai-errands babaisai-env/two_room-make_you crafter-default sokoban-two_boxes
 recall-recall textworld-custom gymnasium_text-NetHackScore-v0
 """
-SLOW = ("envs.textarena", "envs.textworld")  # their packages take seconds to import
+SLOW = ("envs.textarena", "envs.textworld", "envs.crafter")
+"""Environments that take long to import or to start."""
 
 
 def replayed() -> list[Any]:

@@ -308,26 +308,21 @@ def test_notes_that_cannot_work_are_refused_before_imitation(
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("flags", "sentence"),
     [
-        (("--set-flag", "rollout_batch_size=50"), "a batch holds 50 turns"),
+        ("--set-flag rollout_batch_size=50", "a batch holds 50 turns"),
         (
-            ("--set", "group_estimator=gigpo", "--set-flag", "rollout_batch_size=5"),
+            "--set group_estimator=gigpo --set-flag rollout_batch_size=5",
             "20 episodes per batch .* do not fill optimizer steps of global_batch_size 24",
         ),
-        (
-            ("--set", "preset=sao", "--set-flag", "eps_clip_c=3.0"),
-            "policy_loss: dis has no dual clip",
-        ),
+        ("--set preset=sao --set-flag eps_clip_c=3.0", "policy_loss: dis has no dual clip"),
     ],
 )
 def test_flags_that_the_first_update_refuses_are_refused_before_imitation(
-    tmp_path: Path, words: tuple[str, ...], sentence: str
+    tmp_path: Path, flags: str, sentence: str
 ) -> None:
-    steps = ("--updates", "2", "--set-flag", "global_batch_size=24")
-    assert re.search(
-        sentence, train(write(tmp_path), tmp_path / "out", *steps, *words, of=error_of)
-    )
+    given = f"--updates 2 --set-flag global_batch_size=24 {flags}"
+    assert re.search(sentence, train(tmp_path, given, of=error_of))
     assert not (tmp_path / "out").exists()
 
 

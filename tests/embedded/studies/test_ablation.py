@@ -49,7 +49,14 @@ def try_once(settings: RolloutSettings) -> list[str]:
     return TRIED[played]
 
 
-@pytest.mark.parametrize("name", study_names())
+QUICK = ("dual_discount", "critic_head_errands")
+"""Studies that the default suite checks: of the shipped quickstart, and of another environment."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in study_names()],
+)
 def test_every_study_of_the_package_is_accepted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("rollout.tasks.try_each_task", try_once)

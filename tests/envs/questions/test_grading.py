@@ -8,7 +8,6 @@ import pytest
 from envs.errors import ConfigError, EnvironmentFault
 from envs.questions import Question
 from envs.questions.grading import MathChecker, exact, find_answer, load_grader
-from envs.questions.math_server import read_result
 from tests.envs.questions.math_answers import ANSWERS
 
 pytest.importorskip(
@@ -78,11 +77,6 @@ def test_answers_as_models_write_them_are_graded_by_value(checker: MathChecker, 
     assert bool(why) is (ours is not slimes), (
         "every difference from slime's grader is explained, and nothing else is"
     )
-
-
-def test_nested_roots_are_read_to_the_end() -> None:
-    """In a time that grows with the square of their number; test_growth.py has all other texts."""
-    read_result("√(" * 1000)
 
 
 def test_a_comparison_that_never_ends_is_stopped_and_the_next_one_is_answered(
