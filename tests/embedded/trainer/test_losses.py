@@ -2,9 +2,7 @@
 exactly."""
 
 import importlib.util
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from embedded.arguments import EmbeddedFlags
 from embedded.run.alarms import warnings_of_plan
 from embedded.trainer.losses import approx_kl
 from slime_verlog import ConfigError, read_settings
+from tests.fixtures.checkouts import CHECKOUTS, checkout_or_skip
 
 Estimator = Callable[..., Tensor]
 KINDS = ("k1", "k2", "k3", "low_var_kl")
@@ -47,22 +46,21 @@ def distributions() -> tuple[Tensor, Tensor, Tensor]:
     return logits, torch.log_softmax(one, -1), torch.log_softmax(other, -1)
 
 
-def slimes_estimator() -> Estimator:
-    checkout = os.environ.get("SLIME_PATH")
-    if not checkout:
-        pytest.skip("needs SLIME_PATH, a slime checkout")
-    spec = importlib.util.spec_from_file_location(
-        "ppo_utils", Path(checkout) / "slime" / "utils" / "ppo_utils.py"
-    )
+def estimator_of(whose: str) -> Estimator:
+    """Ours, or that of a slime checkout."""
+    if whose == "ours":
+        return approx_kl
+    path = checkout_or_skip(whose) / "slime" / "utils" / "ppo_utils.py"
+    spec = importlib.util.spec_from_file_location("ppo_utils", path)
     assert spec and spec.loader
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.compute_approx_kl
 
 
-@pytest.mark.parametrize("whose", ["ours", "slimes"])
+@pytest.mark.parametrize("whose", ["ours", *CHECKOUTS])
 def test_a_kl_loss_pulls_towards_the_reference_with_every_estimator_but_k1(whose: str) -> None:
-    estimate = approx_kl if whose == "ours" else slimes_estimator()
+    estimate = estimator_of(whose)
     logits, reference, other = distributions()
     found = {kind: mean_gradient(estimate, reference, kind, logits) for kind in KINDS}
     close = lambda a, b: torch.allclose(a, b, atol=1e-6)
