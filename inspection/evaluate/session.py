@@ -70,8 +70,12 @@ class RunFolder(ExitStack):
         path.mkdir(parents=True, exist_ok=True)
         (path / ".lock").touch()
         self.enter_context(locked(path / ".lock"))
-        self._check(json.loads(json.dumps(identity, default=str)), sources)
-        self._read()
+        try:
+            self._check(json.loads(json.dumps(identity, default=str)), sources)
+            self._read()
+        except BaseException:
+            self.close()  # nobody else would release the lock
+            raise
 
     def append(self, episode: Record, setting: str) -> None:
         """Keep an episode."""
