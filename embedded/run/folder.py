@@ -82,7 +82,7 @@ def locked(path: Path) -> Iterator[None]:
     from slime_verlog import ConfigError
 
     with open(path, encoding="utf-8") as file:
-        if not (_lock(file, fcntl.LOCK_EX) or _lock(file, fcntl.LOCK_EX, after_s=1.0)):
+        if not (_lock(file, fcntl.LOCK_EX) or _lock(file, fcntl.LOCK_EX, after_s=0.2)):
             raise ConfigError(
                 f"another process runs in {path.parent}; wait for it, or choose another --out"
             )
