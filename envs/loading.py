@@ -36,7 +36,10 @@ _KEY = "rollout_interaction_env_path"
 _loading = threading.Lock()
 _loops = threading.local()
 """The event loop of each thread in which async environments play."""
-_STARTED_IN = Path.cwd()
+try:
+    _STARTED_IN = Path.cwd()
+except FileNotFoundError:  # it was deleted
+    _STARTED_IN = Path()
 _edited: dict[str, int] = {}
 """Modification time in ns of each imported file, by its module name."""
 

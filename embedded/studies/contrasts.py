@@ -187,8 +187,8 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
     """Return a Markdown table of the variants: scores, areas, seeds that end below their start,
     updates, CPU time.
 
-    If a run trained without a critic and logged it, there is a column with the share of turns in a
-    state with company.
+    A study that compares a metric has a column with it. If a run trained without a critic and
+    logged it, there is a column with the share of turns in a state with company.
     """
     titles = [
         "seeds",
@@ -199,6 +199,9 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         "updates",
         "CPU, s",
     ]
+    if study.compared is not None:
+        titles.append(study.compared)
+    compared = numbers(study, runs)
     has_shares = any(run.trained_mean(SHARED) is not None for run in runs)
     if has_shares:
         titles.append("turns that share their prompt")
@@ -214,6 +217,8 @@ def area_lines(study: Study, runs: Sequence[Run]) -> list[str]:
         cells.append(f"{len(fallen)} of {len(mine)}")
         cells.append(mean_cell([run.rows[-1]["update"] for run in mine], ".0f"))
         cells.append(mean_cell([run.total("cpu") for run in mine], ".0f"))
+        if study.compared is not None:
+            cells.append(mean_cell(list(compared[variant].values()), ".3f"))
         if has_shares:
             shares = [run.trained_mean(SHARED) for run in mine]
             cells.append(mean_cell([share for share in shares if share is not None], ".2f"))

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from inspection.evaluate.session import RunFolder
 from inspection.records import read_episodes
+from slime_verlog import ConfigError
 from tests.fixtures.command import error_of
+from tests.fixtures.played_episodes import invented_episode
 from tests.inspection.test_evaluate import COUNTING, ROOT, evaluate, rows_of, write_config
 
 
@@ -41,6 +44,16 @@ def test_a_folder_of_another_run_is_refused(tmp_path: Path) -> None:
     }.items():
         words = f"{tmp_path}/out holds a run with other settings: {changed}; choose another --out"
         assert words in error_of("evaluate", *given, *extra.split())
+
+
+def test_a_refused_folder_is_free_at_once(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, "random", {"a": 1}, {}) as folder:
+        folder.append(invented_episode(1), "-")
+    with pytest.raises(ConfigError, match="other settings") as kept:
+        RunFolder(tmp_path, "random", {"a": 2}, {})
+    assert kept.traceback, "it holds on to the folder that was refused"
+    with RunFolder(tmp_path, "random", {"a": 1}, {}):
+        pass
 
 
 def test_results_of_another_version_of_the_environment_are_not_printed_as_if_they_were_new(

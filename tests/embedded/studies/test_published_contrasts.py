@@ -126,3 +126,27 @@ def _t90(values: list[float]) -> float:
     """Half of Student's 90 % interval of the mean."""
     quantile = {7: 1.8946, 11: 1.7959, 19: 1.7291}[len(values) - 1]
     return quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
+
+
+def test_explained_variances_of_critic_heads_are_those_of_the_page() -> None:
+    rows: dict[tuple[str, int], list[float]] = defaultdict(list)
+    path = REPOSITORY / "studies" / "critic_head_errands" / "raw.csv"
+    with open(path, encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["finished"] == "True" and line["critic/explained_variance"]:
+                run = line["variant"], int(line["seed"])
+                rows[run].append(float(line["critic/explained_variance"]))
+    late = {run: np.mean(values[len(values) // 2 :]) for run, values in rows.items()}
+    means = [
+        np.mean([late[name, seed] for seed in range(8)])
+        for name in ("mse", "hl_gauss", "mse_twice")
+    ]
+    less = [late["mse", seed] - late["hl_gauss", seed] for seed in range(8)]
+    more = [late["mse_twice", seed] - late["mse", seed] for seed in range(8)]
+    assert [round(mean, 2) for mean in means] == [0.28, 0.27, 0.35]
+    assert [round(min(less[:7]), 2), round(max(less), 2), round(less[7], 2)] == [0.02, 0.18, -0.48]
+    assert sum(lead > 0 for lead in more) == 7
+    assert sorted(set(range(8)) - {seed for name, seed in late if name == "mse_pretrained"}) == [
+        4,
+        5,
+    ]
