@@ -73,6 +73,7 @@ class _Episode(BaseModel):
     tools: list[Record] | None = None
     digests: list[str] | None = None
     branch: Record | None = None
+    swept: Record | None = None
 
 
 def append_episode(path: Path, episode: Record, player: str, setting: str = "-") -> None:

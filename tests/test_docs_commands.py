@@ -7,11 +7,14 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from inspection.command import PARTS, module_of
+from tests.cases import some
 from tests.fixtures.warm_python import run_python
 from tests.scripts.conftest import recorded_flags
 from tests.test_docs import DOCUMENTS, REPOSITORY, write_readme
@@ -170,7 +173,22 @@ def shorter(line: str) -> list[str]:
     return [option for word in line.split() for option in SHORTER.get(word, ())]
 
 
-@pytest.mark.parametrize("line", [line for line in tutorial() if line.startswith("slime-verlog")])
+SLOW = re.compile(
+    r"slime-verlog train.*|.*harbor.*|.*check custom_configs/swe.*|slime-verlog evaluate custom_configs/agent.*"
+    r"|.*outputs/treasure/run.*"
+)
+"""Commands that take more than ten seconds even when they are shortened, or read what one of these
+wrote."""
+
+
+def some_lines(lines: Iterable[str]) -> list[Any]:
+    listed = list(lines)
+    return some(listed, [line for line in listed if not SLOW.match(line)])
+
+
+@pytest.mark.parametrize(
+    "line", some_lines(line for line in tutorial() if line.startswith("slime-verlog"))
+)
 def test_the_tutorial_runs(folder: Path, line: str) -> None:
     done = run(folder, line, *shorter(line))
     assert done.returncode == 0, done.stderr
@@ -179,15 +197,9 @@ def test_the_tutorial_runs(folder: Path, line: str) -> None:
 PACKAGES = {"custom_configs/agent.yaml": "openai"}
 """Optional packages that a command needs, by a word of it; the test is skipped only where such a
 package is missing."""
-SLOW = re.compile(
-    r"slime-verlog train.*|.*harbor.*|.*check custom_configs/swe.*|slime-verlog evaluate custom_configs/agent.*"
-)
-"""Commands that take more than ten seconds even when they are shortened."""
 
 
-@pytest.mark.parametrize(
-    "line", [pytest.param(s, marks=[pytest.mark.slow] * bool(SLOW.match(s))) for s in others()]
-)
+@pytest.mark.parametrize("line", some_lines(others()))
 def test_the_commands_of_the_other_pages_run(folder: Path, line: str) -> None:
     for package in {PACKAGES[word] for word in line.split() if word in PACKAGES}:
         pytest.importorskip(package, reason=f"pip install {package} enables this test")

@@ -8,11 +8,9 @@ where it comes from.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import random
-import re
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
@@ -45,6 +43,7 @@ RETURNS = ("return_to_go", "discounted")
 """What a branch earned from its turn on: the sum, and discounted with `gamma_step`."""
 _KEPT = (
     "setting",
+    "swept",
     "player",
     "repeat",
     "env_path",
@@ -227,17 +226,16 @@ def _choose(options: Namespace) -> list[State]:
 
 def _slim(episode: Record, where: str) -> Record:
     """The record without prompts; raises ConfigError if it does not name its environment."""
-    if missing := [
-        key
-        for key in ("env_path", "task", "task_name", "seed", "setting")
-        if episode.get(key) is None
-    ]:
-        raise ConfigError(f"{where} has no {missing[0]}, so it cannot be played again")
     if origin := episode.get("branch"):
         raise ConfigError(
             f"{where} is a branch itself; branch from the episodes that it continues, in "
             f"{origin['run']}"
         )
+    needed = ["env_path", "task", "task_name", "seed", "setting"]
+    if episode.get("setting", "-") != "-":
+        needed.append("swept")
+    if missing := [key for key in needed if episode.get(key) is None]:
+        raise ConfigError(f"{where} has no {missing[0]}, so it cannot be played again")
     story = [{key: turn[key] for key in _OF_TURN if key in turn} for turn in episode["story"]]
     return {key: episode[key] for key in _KEPT if key in episode} | {"story": story}
 
@@ -254,24 +252,12 @@ def _points(
             f"{keys}"
         )
     points = {}
-    for setting in dict.fromkeys(state.setting for state in states):
+    for setting, episode in {state.setting: state.episode for state in states}.items():
         of_point: Record = {**config, **changed}
-        for key, value in _swept(setting).items():
+        for key, value in episode.get("swept", {}).items():
             of_point = set_key(of_point, key, value)
         points[setting] = SweepPoint({}, of_point, check_keys(of_point))
     return points
-
-
-def _swept(setting: str) -> dict[str, object]:
-    """The swept keys, as `SweepPoint.label` writes them into a record."""
-    found: dict[str, object] = {}
-    for part in re.split(r", (?=[\w.]+=)", setting) if setting != "-" else ():
-        key, _, text = part.partition("=")
-        try:
-            found[key] = ast.literal_eval(text)
-        except (ValueError, SyntaxError):
-            found[key] = text
-    return found
 
 
 def _check_sessions(point: SweepPoint, specs: Mapping[Key, EpisodeSpec]) -> None:

@@ -200,7 +200,7 @@ def play_missing(
             missing = {key: spec for key, spec in episodes.items() if key not in folder.rows}
             if missing:
                 async with open_player(player, point, options, engine) as play_one:
-                    await _play_all(missing, point.settings.n_env, play_one, finish, progress)
+                    await _play_all(missing, point, play_one, finish, progress)
 
     try:
         with open_engine(player, options, at_once) as engine:
@@ -214,13 +214,13 @@ def play_missing(
 
 async def _play_all(
     missing: Mapping[Key, EpisodeSpec],
-    at_once: int,
+    point: SweepPoint,
     play_one: Play,
     finish: Callable[..., None],
     progress: _Progress,
 ) -> None:
-    """Play the episodes, `at_once` at a time; an error ends all of them."""
-    places = asyncio.Semaphore(at_once)
+    """Play the episodes, `n_env` at a time; an error ends all of them."""
+    places = asyncio.Semaphore(point.settings.n_env)
 
     async def one(key: Key, spec: EpisodeSpec) -> None:
         setting, _, _, repeat = key
@@ -228,6 +228,8 @@ async def _play_all(
             episode = await play_one(spec)
             if repeat:
                 episode["repeat"] = repeat
+            if point.values:
+                episode["swept"] = point.values
             finish(key, episode)
             progress.add(episode, setting)
 

@@ -35,6 +35,8 @@ class Case:
     fuzzed_actions: tuple[str, ...] = ()
     """What fuzzed answers name where the environment neither lists actions nor accepts its default
     one."""
+    slow: bool = False
+    """Its games, pictures or images take seconds to make; the default suite leaves the case out."""
 
     def __str__(self) -> str:
         return f"{self.module.removeprefix('envs.')}-{self.task}"
@@ -98,7 +100,7 @@ CASES = [
         "envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=300
     ),
     Case("envs.crafter", "default", {"max_steps": 300}, fuzzed_answers=300),
-    Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, fuzzed_answers=200),
+    Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, fuzzed_answers=200, slow=True),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
     Case(
         "envs.sokoban",
@@ -113,6 +115,7 @@ CASES = [
         "treasure_hunter",
         {"max_steps": 30, "admissible_commands": True, "reward": "dense"},
         answers=_COMMANDS,
+        slow=True,
         fuzzed_answers=200,
     ),
     Case(
@@ -222,6 +225,7 @@ CASES = [
         answers=("ACTION: run ls", "run head -3 events.txt", "run echo {} > errors.json"),
         seeds_differ=False,
         fuzzed_answers=25,
+        slow=True,
     ),
     Case(
         "tests.envs.swe.tiny_repository",

@@ -12,9 +12,12 @@ import pytest
 from envs.base import BaseInteractionEnv
 from envs.errors import EpisodeOverError
 from envs.text_game import TextGame
+from tests.cases import some
 from tests.envs.contract import CASES, MOST_TURNS, Case, fuzz
 
-pytestmark = pytest.mark.parametrize("case", CASES, ids=str)
+pytestmark = pytest.mark.parametrize(
+    "case", some(CASES, [case for case in CASES if not case.slow]), ids=str
+)
 
 INFO_TYPES = {
     "reward": float,

@@ -17,6 +17,7 @@ import pytest
 from inspection.branch.values import explained, mean_of, return_to_go
 from inspection.command import main
 from inspection.records import read_episodes
+from tests.cases import some
 from tests.envs.contract import CASES, Case
 from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.scripted_engine import ScriptedEngine
@@ -52,14 +53,12 @@ textarena-2048-v0 textarena-Minesweeper-v0-small gymnasium_text-MiniHack-Corrido
 babyai-BabyAI-MixedTrainLocal-v0/goto babyai-errands babaisai-env/two_room-make_you crafter-default sokoban-two_boxes
 recall-recall textworld-custom gymnasium_text-NetHackScore-v0
 """
-SLOW = ("envs.textarena", "envs.textworld", "envs.crafter")
-"""Environments that take long to import or to start."""
+QUICK = ("babyai-BabyAI-MixedTrainLocal-v0/goto", "recall-recall")
 
 
 def replayed() -> list[Any]:
     named = {str(case): case for case in reversed(CASES)}
-    cases = [named[name] for name in NAMES.split()]
-    return [pytest.param(case, marks=[pytest.mark.slow] * (case.module in SLOW)) for case in cases]
+    return some([named[name] for name in NAMES.split()], [named[name] for name in QUICK])
 
 
 @pytest.mark.parametrize("case", replayed(), ids=str)
@@ -277,13 +276,16 @@ def test_each_point_of_a_sweep_keeps_its_settings_and_a_branch_has_none(tmp_path
 
 def test_a_sweep_over_lists_and_words_is_read_back(tmp_path: Path) -> None:
     given = write_config(tmp_path, tasks=["count"], env={"max_length": 40})
-    sweeps = ["--sweep", "tasks=[count,other],[count]", "--sweep", "memory.kind=window,full"]
+    sweeps = ["--sweep", "tasks=[count,other],[count]", "--sweep", "env.raise_as='7',full"]
     assert evaluate(*given, "--player", "random", *sweeps) == 0
     assert branch(tmp_path, "--sample", "12", "--times", "2", "--player", "random") == 0
     settings = {episode["setting"] for episode in read_episodes(tmp_path / "branches")}
     assert any(
-        setting.startswith("tasks=['count', 'other'], memory.kind=full") for setting in settings
+        setting.startswith("tasks=['count', 'other'], env.raise_as=7") for setting in settings
     )
+    edit(tmp_path / "out" / "episodes.jsonl", lambda record: record.pop("swept"))
+    again = branch(tmp_path, "--turn 1 --times 2 --player random", of=error_of)
+    assert re.search("episode 1, has no swept", again)
 
 
 def edit(file: Path, change: Any) -> None:

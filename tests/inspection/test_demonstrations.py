@@ -35,7 +35,10 @@ def export(folder: Path, name: str, more: str = "", max_turns: int = 100) -> lis
     return [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize(("name", "package"), [("babyai", "minigrid"), ("crafter", "numpy")])
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("babyai", "minigrid"), pytest.param("crafter", "numpy", marks=pytest.mark.slow)],
+)
 def test_after_random_moves_the_expert_answers_and_the_moves_are_never_trained_on(
     name: str, package: str, tmp_path: Path
 ) -> None:

@@ -109,6 +109,7 @@ def slow_run(folder: Path, episodes: int = 12) -> list[str]:
     return [*write_config(folder, tasks=["count"], **keys), "--player", "random"]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_table_of_an_uninterrupted_one(
     tmp_path: Path,
 ) -> None:

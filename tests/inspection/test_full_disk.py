@@ -68,6 +68,7 @@ def test_what_does_not_fit_leaves_nothing(tmp_path: Path, words: str) -> None:
     assert files(tmp_path) == before and not (tmp_path / out).exists()
 
 
+@pytest.mark.slow
 def test_a_record_that_does_not_fit_is_not_written_in_part(tmp_path: Path) -> None:
     (tmp_path / "game.yaml").write_text(GAME)
     out = tmp_path / "out"
@@ -78,6 +79,7 @@ def test_a_record_that_does_not_fit_is_not_written_in_part(tmp_path: Path) -> No
     assert (out / "episodes.jsonl").read_bytes()[-1:] in (b"", b"\n")
 
 
+@pytest.mark.slow
 def test_train_ends_in_a_sentence(tmp_path: Path) -> None:
     pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
     (tmp_path / "game.yaml").write_text(GAME)

@@ -112,6 +112,7 @@ def test_without_an_expert_it_trains_from_random_play_and_keeps_everything(
     assert not list(out.glob(".*"))
 
 
+@pytest.mark.slow
 def test_group_estimator_alone_trains_without_a_critic(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_the_episodes_are_records_and_the_policies_load_with_transformers(
     ).startswith("THINK")
 
 
+@pytest.mark.slow
 def test_an_expert_is_imitated_and_a_clusters_warmup_is_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_wrong_flag_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_run_is_kept_unless_it_is_to_be_continued(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +265,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_seeds_of_several_starts_are_kept(tmp_path: Path) -> None:
     out = tmp_path / "out"
     few = "--updates 1 --episodes 1 --seeds"

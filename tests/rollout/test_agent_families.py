@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rollout.bridge.sample import row_of
+from tests.cases import pairs
 from tests.envs.agent.test_coding_agents import RECIPES
 from tests.fixtures.families import family
 from tests.fixtures.playing import playing
@@ -105,8 +106,7 @@ async def play(
     return [tokenizer.decode(body["input_ids"]) for body in engine.requests], samples, counters
 
 
-@pytest.mark.parametrize("api", ["chat", "messages", "responses"])
-@pytest.mark.parametrize("name", RESPONSES)
+@pytest.mark.parametrize(("name", "api"), pairs(RESPONSES, ["chat", "messages", "responses"]))
 async def test_a_call_in_the_familys_form_is_a_structured_call_of_the_api(
     tmp_path: Path, name: str, api: str
 ) -> None:

@@ -48,6 +48,7 @@ async def test_batches_are_the_same_bytes_in_any_order_of_completion_on_threads_
     assert threads == more_threads == processes
 
 
+@pytest.mark.slow
 async def test_faults_that_were_survived_leave_no_trace_in_the_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,8 @@ from tests.fixtures.warm_python import warm_engines
 BATCHES = 3
 
 
-@pytest.mark.parametrize("quota", some(["global", "per_env"], ["global"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("quota", ["global", "per_env"])
 async def test_batches_are_exact_while_a_fifth_of_all_steps_raise_hang_or_die(
     tmp_path: Path, quota: str
 ) -> None:

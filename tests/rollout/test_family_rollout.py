@@ -63,11 +63,11 @@ def settings_of(folder: Path, name: str, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "history"),
     [
-        ("glm-4.5", "full"),
         ("glm-4.7", "full"),
         ("kimi-k2", "full"),
         ("glm-4.7", "window"),
-        ("gpt-oss", "window"),
+        pytest.param("glm-4.5", "full", marks=pytest.mark.slow),
+        pytest.param("gpt-oss", "window", marks=pytest.mark.slow),
     ],
 )
 async def test_a_cut_thought_runs_nothing_a_call_runs_and_the_answer_is_right(

@@ -58,6 +58,7 @@ def check(truth: dict[int, str], folder: Path, batches: int) -> None:
     assert not left, "no file is left behind by a run that was killed as it wrote"
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_saves_or_at_random_continues_with_the_same_batches(
     tmp_path: Path,
 ) -> None:

@@ -120,6 +120,7 @@ def test_pictures_need_an_image_processor_and_a_training_model_that_sees(
         check(shown(tmp_path, vlm=vlm, sees=sees, spec=spec, **more))
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_may_be_shown_pictures_or_text(tmp_path: Path) -> None:
     assert check(shown(tmp_path, vlm=True, sees=True, spec=VISION_SPEC)) == []
     assert (

@@ -22,6 +22,7 @@ from embedded.engine.engine import EngineOptions
 from embedded.engine.process import EngineProcess
 from embedded.train import train
 from rollout.errors import ConfigError, EngineError
+from tests.cases import some
 from tests.embedded.test_train import maker
 from tests.fixtures.warm_python import CONTEXT, warm_engines
 from tests.rollout.workers.test_env_pool import is_alive
@@ -122,6 +123,7 @@ def test_a_model_that_cannot_be_served_is_named(tmp_path: Path) -> None:
         engine.port  # noqa: B018
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="finds the engine in /proc")
 def test_an_engine_that_is_killed_ends_the_run_in_one_sentence(
     policy_folder: Path, tmp_path: Path, memory: Path
@@ -158,7 +160,7 @@ def train_and_wait(folder: Path, policy: Path, trains: bool) -> None:
 # What SIGKILL does not prevent, SIGTERM does not either.
 @pytest.mark.parametrize(
     "how",
-    [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    some([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], [signal.SIGKILL]),
     ids=lambda how: how.name,
 )
 def test_the_engine_ends_with_its_trainer(

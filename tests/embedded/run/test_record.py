@@ -32,6 +32,7 @@ def recorded(
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.slow
 def test_advantages_follow_from_what_is_recorded(policy_folder: Path, tmp_path: Path) -> None:
     discounts = {"gamma_step": 0.9, "lambda_step": 0.8, "gamma_token": 0.95, "lambda_token": 0.7}
     lines = recorded(policy_folder, tmp_path, discounts)

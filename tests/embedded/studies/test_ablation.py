@@ -24,6 +24,7 @@ from embedded.studies.study import PLAYED, Study, check_study, load_study, run_s
 from rollout.bridge.settings import RolloutSettings, check_keys
 from rollout.tasks import try_each_task
 from slime_verlog import ConfigError, read_settings
+from tests.cases import some
 from tests.fixtures.warm_python import CONTEXT
 
 ROOT = Path(__file__).parents[3]
@@ -114,6 +115,7 @@ def test_a_study_in_a_file_runs_reports_and_is_not_run_again(
     assert (folder / "table.md").read_text() in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_runs_in_parallel_processes_give_the_same_rows(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +130,7 @@ def test_runs_in_parallel_processes_give_the_same_rows(
     assert alone[0] == beside[0]
 
 
-@pytest.mark.parametrize("method", ["update", "evaluation"])
+@pytest.mark.parametrize("method", some(["update", "evaluation"], ["update"]))
 def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_once(
     method: str, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +162,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint_and_writes_every_row_onc
     assert not (folder / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
     small: dict[str, Any],
     tmp_path: Path,
@@ -216,6 +219,7 @@ def test_runs_in_a_committed_raw_csv_are_kept_and_not_repeated(
         start("second")
 
 
+@pytest.mark.slow
 def test_turns_of_whole_episodes_can_be_training_groups_so_steps_are_equal_at_any_length(
     small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

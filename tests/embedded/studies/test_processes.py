@@ -28,6 +28,7 @@ def job(folder: str, name: str) -> None:
             time.sleep(600)
 
 
+@pytest.mark.slow
 def test_a_killed_job_is_reported_and_the_others_finish(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,14 +44,8 @@ def test_a_killed_job_is_reported_and_the_others_finish(
     assert "Traceback" not in printed.err
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGKILL,
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_all_jobs_end_with_their_parent_and_without_a_traceback(
     tmp_path: Path, number: signal.Signals
 ) -> None:

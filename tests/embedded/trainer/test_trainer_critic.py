@@ -108,6 +108,7 @@ def test_a_pattern_that_freezes_nothing_is_refused_and_so_is_a_resume_with_anoth
         make().load(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_critic_with_bins_starts_at_zero_and_learns_the_returns_that_a_scalar_one_learns(
     make: Any,
 ) -> None:

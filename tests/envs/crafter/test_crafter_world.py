@@ -20,6 +20,7 @@ pytest.importorskip(
 from envs import crafter
 from envs.crafter.vocabulary import ACTIONS
 from envs.loading import build_env_from
+from tests.cases import some
 
 ROOT = Path(__file__).parents[3]
 DIGESTS = json.loads((ROOT / "tests" / "recordings" / "crafter_digests.json").read_text())
@@ -154,7 +155,7 @@ GAMES: dict[str, Callable[[], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", some(GAMES, [*GAMES][3:]))
 def test_episodes_equal_the_recorded_ones_turn_by_turn(game: str) -> None:
     assert GAMES[game]() == DIGESTS[game]
 

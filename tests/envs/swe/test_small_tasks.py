@@ -66,6 +66,7 @@ def _no_pip(run):
     return guarded
 
 
+@pytest.mark.slow
 def test_a_task_is_made_from_the_archive_and_its_solution_takes_the_bug_out(mini: Path) -> None:
     judge = SWESettings(cache_dir=str(mini)).judge("")
     instance, repository = small_instance("mini", mini, judge)

@@ -170,6 +170,7 @@ def test_a_very_deep_tree_and_odd_names_are_judged_like_any_other() -> None:
     assert env.step("submit")[2]["reward"] == 1.0
 
 
+@pytest.mark.slow
 def test_an_episode_can_be_played_again_with_the_same_outcome() -> None:
     answers = [
         "nothing",

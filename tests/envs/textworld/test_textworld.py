@@ -3,6 +3,7 @@
 import os
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,24 @@ from envs import textworld
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.textworld.games import build_game, make_recipe
-from tests.cases import pairs
+from tests.cases import some
 from tests.fixtures.games import play_expert
 
 TASKS = ["custom", "treasure_hunter", "the_cooking_game", "coin_collector", "simple"]
+REWARDS = ["sparse", "score", "dense"]
 
 
 def build(task: str = "custom", seed: int = 0, **options: Any) -> textworld.TextWorld:
     return build_env_from("envs.textworld", {"task": task, "seed": seed}, options)
 
 
-@pytest.mark.parametrize(("task", "reward"), pairs(TASKS, ["sparse", "score", "dense"]))
-def test_the_expert_wins_and_every_kind_of_reward_adds_up_to_one(task: str, reward: str) -> None:
+@pytest.mark.parametrize(
+    "played", some(product(TASKS, REWARDS), [("custom", "sparse"), ("coin_collector", "dense")])
+)
+def test_the_expert_wins_and_every_kind_of_reward_adds_up_to_one(
+    played: tuple[str, str],
+) -> None:
+    task, reward = played
     env = build(task, reward=reward)
     env.reset()
     infos = play_expert(env, textworld)
@@ -185,6 +192,7 @@ def test_seeds_fold_into_the_wanted_number_of_games_but_held_out_ones_stay_apart
     assert folded == [0, 0, 3, 10**9, 10**9 + 1]
 
 
+@pytest.mark.slow
 def test_games_of_the_users_own_are_played_the_seed_choosing(tmp_path: Path) -> None:
     for name, seed in (("b", 1), ("a", 0)):
         source = build("simple", seed)._game_file().parent

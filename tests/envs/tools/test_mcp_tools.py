@@ -104,6 +104,7 @@ def test_a_tool_whose_schema_cannot_be_read_is_left_out_and_the_others_are_offer
     assert "the tool is left out" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_costs_the_episode_and_the_next_one_has_a_server_again() -> None:
     env = started()
     with pytest.raises(EnvironmentFault, match="died in a call"):
@@ -141,6 +142,7 @@ def test_a_server_whose_tools_change_faults_the_next_episode(how: str, words: st
         started(prefix=f"{how}_")
 
 
+@pytest.mark.slow
 def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never_lost_silently() -> (
     None
 ):
@@ -160,7 +162,8 @@ def test_with_scope_episode_each_episode_has_its_own_server_whose_state_is_never
     until(lambda: len(servers()) <= before)
 
 
-@pytest.mark.parametrize("ends", some([True, False], [False]))
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", [True, False])
 def test_what_a_server_started_ends_with_it(ends: bool, tmp_path: Path) -> None:
     """A child in a session of its own, of a server that ends when it is told to, and of one that
     does not."""
@@ -224,6 +227,7 @@ def test_a_server_is_reached_by_url_and_reached_again_after_its_restart(
     assert shown(env, call("add", a=1))[0] == "add: 1"
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_running_when_a_worker_is_killed_and_its_episode_is_given_up() -> (
     None
 ):

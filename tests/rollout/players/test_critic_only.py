@@ -86,7 +86,7 @@ def versions(*outputs: Any) -> set[str]:
 
 @pytest.mark.parametrize(
     "keys",
-    some([WARMUP, PRETRAINING, STAGGER], [PRETRAINING, STAGGER]),
+    some([WARMUP, PRETRAINING, STAGGER], [PRETRAINING]),
     ids=["warm-up", "pretraining", "stagger"],
 )
 async def test_batches_are_those_of_one_process(tmp_path: Path, keys: dict[str, Any]) -> None:
@@ -103,6 +103,7 @@ async def test_batches_are_those_of_one_process(tmp_path: Path, keys: dict[str, 
         assert versions(*wide[:4]) == {"1"}, "the policy is frozen"
 
 
+@pytest.mark.slow
 async def test_a_warm_up_that_shares_its_turns_has_exact_batches_and_the_turns_of_one_process(
     tmp_path: Path,
 ) -> None:

@@ -157,6 +157,7 @@ class Memory:
         assert self.files[-1] <= self.files[quarter] + 16
 
 
+@pytest.mark.slow
 async def test_a_player_that_hangs_is_ended_and_the_batch_is_that_of_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

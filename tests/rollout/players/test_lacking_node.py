@@ -116,6 +116,7 @@ async def test_an_environment_that_breaks_where_others_have_started_is_not_tried
         assert (await run.players()).faults["env_raised"] == 1
 
 
+@pytest.mark.slow
 async def test_a_successor_that_lacks_the_package_gives_its_episodes_to_the_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -30,6 +30,7 @@ from tests.fixtures.warm_python import warm_players
 from tests.rollout.test_determinism import jittered
 
 
+@pytest.mark.slow
 async def test_processes_of_this_machine_play_the_batches_of_one_process_and_end_with_it(
     tmp_path: Path,
 ) -> None:

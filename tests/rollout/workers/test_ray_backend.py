@@ -42,6 +42,7 @@ async def test_batches_are_the_same_bytes_on_ray_as_on_threads(
     assert inline == ray_run
 
 
+@pytest.mark.slow
 async def test_episodes_go_on_after_a_node_is_killed(cluster: Any) -> None:
     nodes, second = cluster
     config = RolloutSettings(
