@@ -48,11 +48,11 @@ _EXACT = 2**53
 """Numbers below it are exact in float64, in which ranks exchange them."""
 
 
-def _check_whole(**numbers: Any) -> None:
+def _check_whole(least: int, **numbers: Any) -> None:
     for name, value in numbers.items():
-        if type(value) is not int or not -_EXACT < value < _EXACT:
+        if type(value) is not int or not least <= value < _EXACT:
             raise TurnTableError(
-                f"{name} must be an integer of magnitude below 2**53, got {value!r}"
+                f"{name} must be an integer from {least} up and below 2**53, got {value!r}"
             )
 
 
@@ -104,12 +104,14 @@ class TurnSpan:
     its return with."""
 
     def __post_init__(self) -> None:
-        _check_whole(start=self.start, end=self.end, action_start=self.action_start)
-        _check_whole(anchor=self.anchor, staleness=self.staleness, skips=self.skips)
+        _check_whole(0, start=self.start, end=self.end, skips=self.skips)
+        _check_whole(
+            -1, action_start=self.action_start, anchor=self.anchor, staleness=self.staleness
+        )
         _check_flags(moves=self.moves)
-        if not 0 <= self.start <= self.end:
+        if self.start > self.end:
             raise TurnTableError(
-                f"a turn must have 0 <= start <= end, got start {self.start}, end {self.end}"
+                f"a turn must not end before its start {self.start}, got {self.end}"
             )
         if not (math.isfinite(self.reward) and math.isfinite(self.baseline)):
             raise TurnTableError(
@@ -120,16 +122,6 @@ class TurnSpan:
                 f"action_start must lie in its turn [{self.start}, {self.end}) or be -1, got "
                 f"{self.action_start}"
             )
-        if self.anchor < -1:
-            raise TurnTableError(
-                f"anchor must be a number from 0 up, or -1 if there is none, got {self.anchor}"
-            )
-        if self.staleness < -1:
-            raise TurnTableError(
-                f"staleness must be a number from 0 up, or -1 if unknown, got {self.staleness}"
-            )
-        if self.skips < 0:
-            raise TurnTableError(f"skips must be a number from 0 up, got {self.skips}")
 
 
 _NO_TURN = TurnSpan(0, 0, 0.0)
@@ -174,21 +166,9 @@ class TurnRow:
         return [self.first_turn + k + skips for k, skips in enumerate(skipped)]
 
     def __post_init__(self) -> None:
-        _check_whole(
-            segment=self.segment,
-            first_turn=self.first_turn,
-            group=self.group,
-            bootstrap=self.bootstrap,
-        )
+        _check_whole(0, segment=self.segment, first_turn=self.first_turn)
+        _check_whole(-1, group=self.group, bootstrap=self.bootstrap)
         _check_flags(terminated=self.terminated, truncated=self.truncated)
-        if self.segment < 0 or self.first_turn < 0:
-            raise TurnTableError(
-                f"segment {self.segment} and first_turn {self.first_turn} must not be negative"
-            )
-        if self.group < -1:
-            raise TurnTableError(
-                f"group must be a number from 0 up, or -1 for none, got {self.group}"
-            )
         if self.kind is TurnKind.BOOTSTRAP and (self.turns or self.terminated or self.truncated):
             raise TurnTableError(
                 "a bootstrap sample has no turns and neither terminates nor truncates"
@@ -219,13 +199,13 @@ def encode_row(row: TurnRow) -> tuple[Any, ...]:
         train_data[TABLE_KEY] = [encode_row(row), ...]
     """
     turns = tuple(map(_span_of, row.turns))
-    ends = row.terminated, row.truncated
     return (
         VERSION,
         row.segment,
         row.first_turn,
         int(row.kind),
-        *ends,
+        row.terminated,
+        row.truncated,
         row.group,
         row.bootstrap,
         turns,
@@ -363,48 +343,29 @@ def _row_of(sample: int, entry: Any, length: int) -> TurnRow:
 def _entries(sample: int, row: TurnRow) -> Iterator[tuple[Any, ...]]:
     """Yield the entries of turns and bootstrap state, in the order in which `read_columns` unpacks
     them."""
-    held_out = row.kind is TurnKind.HELD_OUT
-    indices = row.indices
-    for k, (index, turn) in enumerate(zip(indices, row.turns, strict=True)):
-        is_last = k == len(row.turns) - 1
-        terminated = is_last and row.terminated
-        truncated = is_last and row.truncated
-        yield (
+
+    def entry(index: int, turn: TurnSpan, is_state: bool = False, is_last: bool = False) -> Any:
+        return (
             sample,
             row.segment,
             index,
-            False,
-            held_out,
-            terminated,
-            truncated,
+            is_state,
+            row.kind is TurnKind.HELD_OUT and not is_state,
+            is_last and row.terminated,
+            is_last and row.truncated,
             row.group,
             *_span_of(turn),
         )
+
     if not row.turns:
-        yield (
-            sample,
-            row.segment,
-            row.first_turn,
-            True,
-            False,
-            False,
-            False,
-            row.group,
-            *_span_of(_NO_TURN),
-        )
-    elif row.bootstrap != -1:
+        yield entry(row.first_turn, _NO_TURN, is_state=True)
+        return
+    indices = row.indices
+    for k, turn in enumerate(row.turns):
+        yield entry(indices[k], turn, is_last=k == len(indices) - 1)
+    if row.bootstrap != -1:
         state = replace(_NO_TURN, start=row.bootstrap, end=row.bootstrap)
-        yield (
-            sample,
-            row.segment,
-            indices[-1] + 1,
-            True,
-            False,
-            False,
-            False,
-            row.group,
-            *_span_of(state),
-        )
+        yield entry(indices[-1] + 1, state, is_state=True)
 
 
 def read_turn_table(rollout_data: MutableMapping[str, Any], *, keep: bool) -> TurnColumns:

@@ -150,11 +150,11 @@ def test_a_turn_past_the_response_is_refused_with_its_sample() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: TurnSpan(2, 1, 0.0), "start <= end"),
+        (lambda: TurnSpan(2, 1, 0.0), "before its start 2"),
         (lambda: TurnSpan(0, 1, float("nan")), "finite"),
         (lambda: TurnSpan(0, 2, 0.0, 2), "action_start"),
         (lambda: TurnSpan(0.5, 2, 0.0), "integer"),
-        (lambda: TurnRow(-1, 0, turns=(TurnSpan(0, 1, 0.0),)), "negative"),
+        (lambda: TurnRow(-1, 0, turns=(TurnSpan(0, 1, 0.0),)), "segment must be"),
         (lambda: TurnRow(2**53, 0, turns=(TurnSpan(0, 1, 0.0),)), "2\\*\\*53"),
         (lambda: TurnSpan(0, 2, 0.0, staleness=-2), "staleness"),
         (lambda: TurnRow(1, 0, TurnKind.BOOTSTRAP, terminated=True), "bootstrap"),
