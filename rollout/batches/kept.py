@@ -11,13 +11,11 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
+from rollout.bridge.settings import MIN_EPISODES
 from rollout.errors import ConfigError
 from rollout.play.loop import count_turns
 from rollout.play.parts import Runtime
 from rollout.turn import Batch, Segment, StopReason
-
-MIN_EPISODES = 10
-"""Episodes that value pretraining needs to hold some out."""
 
 
 async def play_or_draw(

@@ -23,6 +23,9 @@ CORE_FLAGS = frozenset(
 )
 """Flags of slime's own that it reads before the YAML, which must therefore not hold them."""
 
+MIN_EPISODES = 10
+"""Episodes that value pretraining needs to hold some out."""
+
 
 _READ = {
     "window": {"n"},
@@ -251,6 +254,12 @@ class RolloutSettings(AdvantageSettings):
             raise ConfigError(
                 "memory.keep: 0 would leave the current observation without the response that it "
                 "replies to; with history: full, give memory.keep at least 1"
+            )
+        if self.value_pretraining.batches and self.n_env < MIN_EPISODES:
+            raise ConfigError(
+                f"n_env is {self.n_env}, and in long episodes as many may be all that value "
+                f"pretraining sees, which needs {MIN_EPISODES} to hold some out: set n_env to "
+                f"{MIN_EPISODES} or more"
             )
         return self
 

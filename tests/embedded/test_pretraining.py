@@ -33,7 +33,8 @@ from tests.fixtures.warm_python import warm_engines
 
 BATCHES = 4
 ANY_SCORE = {"value_pretraining": {"least_explained_variance": None}}
-ANY = {"batches": BATCHES, "passes": 3, "patience": 1, **ANY_SCORE["value_pretraining"]}
+SHORT = {"batches": BATCHES, "passes": 3, "patience": 1}
+ANY = {"n_env": 12, "value_pretraining": {**SHORT, **ANY_SCORE["value_pretraining"]}}
 BINS = {"value_loss": "hl_gauss", "value_bins": 21, "value_range": [5.0, 6.0]}
 
 
@@ -44,9 +45,7 @@ def pretraining_flags(folder: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def pretrained(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder, recorder = tmp_path_factory.mktemp("pretrained"), Recorder()
-    args = maker(policy_folder, folder)(
-        {"value_pretraining": ANY}, **pretraining_flags(folder / "critic")
-    )
+    args = maker(policy_folder, folder)(ANY, **pretraining_flags(folder / "critic"))
     with warm_engines():
         train(args, recorder)
     *collecting, (_, last) = recorder.updates
@@ -88,7 +87,8 @@ def test_ppo_plays_none_of_the_episodes_that_its_critic_was_trained_on(
     used = json.loads((saved / "slime_verlog_seeds.json").read_text())
     state = read_state(checkpoint_path(str(saved), BATCHES - 1))
     assert (
-        used["first"] == 0 and used["next"] == max(slot["next_episode"] for slot in state.slots) > 4
+        used["first"] == 0
+        and used["next"] == max(slot["next_episode"] for slot in state.slots) > 12
     )
     folder = tmp_path / "ppo"
     flags = {"num_rollout": 1, "num_critic_only_steps": 0, "save": str(folder)}
@@ -149,9 +149,7 @@ def test_a_pretrained_critic_with_bins_gives_ppo_its_head_and_a_range_without_th
     make: Any, tmp_path: Path, caplog: Any
 ) -> None:
     recorder = Recorder()
-    train(
-        make({"value_pretraining": ANY, **BINS}, **pretraining_flags(tmp_path / "critic")), recorder
-    )
+    train(make({**ANY, **BINS}, **pretraining_flags(tmp_path / "critic")), recorder)
     assert "critic/value_clipfrac" not in recorder.updates[-1][1]
     trainer = PpoTrainer(make(ANY_SCORE, critic_load=str(tmp_path / "critic")))
     assert trainer.critic.output_layer.weight.shape[0] == BINS["value_bins"]
@@ -167,10 +165,13 @@ def test_a_pretrained_critic_with_bins_gives_ppo_its_head_and_a_range_without_th
 
 
 def test_a_critic_that_explains_nothing_is_not_saved(make: Any, tmp_path: Path) -> None:
-    settings = {**ANY, "least_explained_variance": 1.0}
+    settings = {**SHORT, "least_explained_variance": 1.0}
     with pytest.raises(PretrainingError, match="collect more batches"):
         train(
-            make({"value_pretraining": settings}, **pretraining_flags(tmp_path / "critic")),
+            make(
+                {"n_env": 12, "value_pretraining": settings},
+                **pretraining_flags(tmp_path / "critic"),
+            ),
             Recorder(),
         )
     assert not (tmp_path / "critic").exists()
@@ -180,7 +181,7 @@ def test_one_command_pretrains_the_critic_and_then_trains_the_policy(tmp_path: P
     """`slime-verlog train --set value_pretraining.batches=4`: both runs start from the policy after
     imitation."""
     pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
-    config = small_config(tmp_path, eval={"episodes": 2}, value_pretraining=ANY)
+    config = small_config(tmp_path, eval={"episodes": 2}, **ANY)
     out = tmp_path / "out"
     flags: dict[str, Any] = {
         "rollout_batch_size": 16,

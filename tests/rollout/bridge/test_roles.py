@@ -95,7 +95,12 @@ def test_ppo_begins_behind_the_seeds_of_its_pretrained_critic(tmp_path: Path) ->
     pretrained, own = tmp_path / "pretrained", tmp_path / "critic"
     collecting = make_args(tmp_path, {"save": str(pretrained)})
     flags = {name: value for name, value in vars(collecting).items() if name != "save"}
-    batches = {"value_pretraining": {"batches": 2}, "num_rollout": 2, "num_critic_only_steps": 2}
+    batches = {
+        "value_pretraining": {"batches": 2},
+        "n_env": 10,
+        "num_rollout": 2,
+        "num_critic_only_steps": 2,
+    }
     source = EpisodeSource(rollout_args(tmp_path, **flags, **batches, **PLAYS, seed_start=7))
     source.end_batch(
         0, [{"next_episode": 12, "episode": None}, {"next_episode": 9, "episode": None}]

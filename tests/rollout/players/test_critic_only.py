@@ -30,6 +30,7 @@ WARMUP: dict[str, Any] = {
 }
 PRETRAINING: dict[str, Any] = {
     "value_pretraining": {"batches": 4},
+    "n_env": 12,
     "num_critic_only_steps": 4,
     "num_rollout": 4,
     "history": "full",
