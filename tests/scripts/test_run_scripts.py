@@ -190,7 +190,7 @@ def test_a_yaml_that_the_scripts_flags_contradict_is_refused_before_anything_is_
     machine: Machine, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
     config = machine.home / "mine.yaml"
-    config.write_text(f"{PLAIN}{text}\n".replace("n_env: 32", "n_env: 7"))
+    config.write_text(f"{PLAIN}{text}\n".replace("n_env: 32", "n_env: 15"))
     for option in ("--flat", "--dry-run"):
         with pytest.raises(ConfigError, match=words):
             printed(machine, option, CONFIG=str(config))
