@@ -12,8 +12,8 @@ for program in buildah skopeo umoci; do need_package "$program" "$program"; done
 install envs,embedded,dev,docs
 try_install text-games
 # A test of the default suite that takes five minutes hangs: it fails, and its stack is printed.
-# More workers than cores: half of a worker's time is spent waiting for servers and environments.
-workers=$(($(nproc) < 3 ? $(nproc) * 3 : 8))
+# Two workers more than cores, six at most: a third of a worker's time is spent waiting for servers and environments.
+workers=$(($(nproc) < 4 ? $(nproc) + 2 : 6))
 default=(-m "not slow" --timeout 300 --numprocesses "$workers" --dist loadfile --no-loadscope-reorder)
 case " $* " in *" -m "*) selection=() ;; *) selection=("${default[@]}") ;; esac
 "$VENV/bin/python" -m ruff check .

@@ -121,6 +121,20 @@ def test_every_guarantee_of_reliability_names_its_test() -> None:
     assert len(rows) > 20
     assert all(NAMED.search(row.rsplit("|", 2)[1]) and "::" in row for row in rows)
     assert "…" not in guarantees, "test names must be complete, or they cannot be checked"
+    for row in rows:
+        for path, name in NAMED.findall(row):
+            assert "*slow*" in row or not _is_slow(REPOSITORY / path, name), f"{name} is slow"
+
+
+def _is_slow(file: Path, name: str) -> bool:
+    """Whether the default suite leaves out the whole test, or the whole file."""
+    body = ast.parse(file.read_text()).body if file.is_file() else []
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node) == "pytestmark = pytest.mark.slow":
+            return True
+        if getattr(node, "name", None) == name:
+            return "pytest.mark.slow" in map(ast.unparse, node.decorator_list)
+    return False
 
 
 def test_every_stop_reason_and_fault_is_documented() -> None:

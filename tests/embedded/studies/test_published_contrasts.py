@@ -128,15 +128,34 @@ def _t90(values: list[float]) -> float:
     return quantile * float(np.std(values, ddof=1)) / len(values) ** 0.5
 
 
-def test_explained_variances_of_critic_heads_are_those_of_the_page() -> None:
+def explained_in_the_last_half(study: str) -> dict[tuple[str, int], float]:
+    """The mean explained variance of each finished run, by variant and seed."""
     rows: dict[tuple[str, int], list[float]] = defaultdict(list)
-    path = REPOSITORY / "studies" / "critic_head_errands" / "raw.csv"
+    path = REPOSITORY / "studies" / study / "raw.csv"
     with open(path, encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
             if line["finished"] == "True" and line["critic/explained_variance"]:
                 run = line["variant"], int(line["seed"])
                 rows[run].append(float(line["critic/explained_variance"]))
-    late = {run: np.mean(values[len(values) // 2 :]) for run, values in rows.items()}
+    return {run: float(np.mean(values[len(values) // 2 :])) for run, values in rows.items()}
+
+
+def test_explained_variances_in_recall_are_those_of_the_page() -> None:
+    late = explained_in_the_last_half("critic_head_recall")
+    head, once, twice = (
+        [late[name, seed] for seed in range(8)] for name in ("hl_gauss", "mse", "mse_twice")
+    )
+    more = [two - one for two, one in zip(twice, once, strict=True)]
+    assert [round(min(more), 2), round(max(more), 2), round(np.mean(more), 2)] == [0.04, 0.14, 0.09]
+    assert [round(min(twice), 2), round(max(twice), 2), round(max(once), 2)] == [0.05, 0.19, 0.10]
+    assert max(head) < 0.0015
+    assert [round(value, 2) for value in sorted(head)[:4]] == [-0.46, -0.43, -0.31, -0.20]
+    assert round(late["mse_pretrained", 0], 2) == 0.45
+    assert [round(np.mean(values), 2) for values in (once, head, twice)] == [0.02, -0.17, 0.11]
+
+
+def test_explained_variances_of_critic_heads_are_those_of_the_page() -> None:
+    late = explained_in_the_last_half("critic_head_errands")
     means = [
         np.mean([late[name, seed] for seed in range(8)])
         for name in ("mse", "hl_gauss", "mse_twice")
