@@ -257,9 +257,8 @@ class RolloutSettings(AdvantageSettings):
             )
         if self.value_pretraining.batches and self.n_env < MIN_EPISODES:
             raise ConfigError(
-                f"n_env is {self.n_env}, and in long episodes as many may be all that value "
-                f"pretraining sees, which needs {MIN_EPISODES} to hold some out: set n_env to "
-                f"{MIN_EPISODES} or more"
+                f"value pretraining needs {MIN_EPISODES} episodes to hold some out, and sees one "
+                f"per slot if they are long: n_env is {self.n_env}, set it to {MIN_EPISODES} or more"
             )
         return self
 
