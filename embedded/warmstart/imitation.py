@@ -5,8 +5,9 @@ import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class WarmStart(Settings):
     """Turns after which a demonstrated episode is cut."""
     epoch_tokens: int = Field(default=300_000, ge=1)
     """Tokens per epoch, prompts included; turns beyond that are left out, evenly over the
-    demonstrations."""
+    demonstrations. Where a prompt repeats the turn before it, as with `history: full`, up to
+    `batch_size` turns share a prompt."""
     random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""
     epochs: int = Field(default=5, ge=1)
@@ -146,9 +148,10 @@ def make_policy(
         model = given
     save_policy(model, tokenizer, folder)
     actor = megatron.build_model(folder, megatron.initialize(), bf16=settings.bf16)
+    samples = join_turns(data, settings.batch_size)
     # Too many turns are thinned out evenly.
-    step = max(1, math.ceil(sum(totals) / settings.epoch_tokens))
-    thinned = {key: values[::step] for key, values in data.items()}
+    step = max(1, math.ceil(sum(samples["total_lengths"]) / settings.epoch_tokens))
+    thinned = {key: values[::step] for key, values in samples.items()}
     loss = imitate(actor, thinned, settings, seed)
     write_policy(folder, megatron.megatron_to_hf(actor.state_dict(), model.config), Path(folder))
     imitation = Imitation(loss, max(prompts), max(answers), **statistics_of(turns))
@@ -225,12 +228,42 @@ def encode(
     }
 
 
+def join_turns(data: RolloutData, most: int) -> RolloutData:
+    """Make one sample of successive turns, `most` at most, whose prompts repeat the turn before
+    them.
+
+    A sample's `loss_masks` are 1 on what the model answers; `turns` counts its turns.
+    """
+    samples: RolloutData = {key: [] for key in (*data, "loss_masks", "turns")}
+    last = torch.empty(0)
+    for tokens, length in zip(data["tokens"], data["response_lengths"], strict=True):
+        mask = torch.ones(length, device=tokens.device)
+        turns = 1
+        if (
+            0 < len(last) < len(tokens)
+            and samples["turns"][-1] < most
+            and torch.equal(tokens[: len(last)], last)
+        ):
+            between = mask.new_zeros(len(tokens) - len(last) - length)
+            mask = torch.cat([samples["loss_masks"][-1], between, mask])
+            turns += samples["turns"][-1]
+            for values in samples.values():
+                values.pop()
+        samples["tokens"].append(tokens)
+        samples["total_lengths"].append(len(tokens))
+        samples["response_lengths"].append(len(mask))
+        samples["loss_masks"].append(mask)
+        samples["turns"].append(turns)
+        last = tokens
+    return samples
+
+
 def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, seed: int) -> float:
-    """Maximize the likelihood of the responses; returns the last epoch's mean loss per token, in
-    nats."""
+    """Maximize the likelihood of the responses, with samples of `join_turns`; returns the last
+    epoch's mean loss per token, in nats."""
     order = list(range(len(data["tokens"])))
     rng = random.Random(seed)
-    per_epoch = math.ceil(len(order) / settings.batch_size)
+    per_epoch = math.ceil(sum(data["turns"]) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
     total = epochs * per_epoch
     mean = math.nan
@@ -239,8 +272,7 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
         for _ in range(epochs):
             rng.shuffle(order)
             losses = []
-            for start in range(0, len(order), settings.batch_size):
-                samples = order[start : start + settings.batch_size]
+            for samples in _steps(order, data["turns"], settings.batch_size):
                 optimizer.zero_grad()
                 losses.append(_backward(model, data, samples, settings.max_tokens))
                 optimizer.clip()
@@ -252,12 +284,20 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
     return mean
 
 
+def _steps(order: Sequence[int], turns: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Cut an order of samples into steps of about `size` turns."""
+    before = accumulate((turns[i] for i in order), initial=0)
+    numbered = zip(before, order, strict=False)
+    for _, step in groupby(numbered, key=lambda pair: pair[0] // size):
+        yield [i for _, i in step]
+
+
 def _backward(
     model: megatron.GPTModel, data: RolloutData, samples: Sequence[int], max_tokens: int
 ) -> float:
     """Add up the gradients of the mean loss per token of these samples, which is returned, in
     nats."""
-    tokens = sum(data["response_lengths"][i] for i in samples)
+    tokens = sum(data["loss_masks"][i].sum().item() for i in samples)
     total = 0.0
     for batch in micro_batches(data, samples, max_tokens):
         with megatron.precision(model):
@@ -265,7 +305,7 @@ def _backward(
             log_probs, _ = log_probs_and_entropy(
                 megatron.predict(model, batch.ids, batch.row, batch.column), batch.targets, 1.0
             )
-            loss = -log_probs.sum() / tokens
+            loss = -(log_probs * batch.gather(data["loss_masks"])).sum() / tokens
             loss.backward()
         total += loss.item()
     return total

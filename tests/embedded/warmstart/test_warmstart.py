@@ -12,11 +12,19 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 
+import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
+from embedded.trainer import megatron
 from embedded.warmstart.demonstrations import demonstrate, think
-from embedded.warmstart.imitation import WarmStart, encode, make_policy
+from embedded.warmstart.imitation import (
+    WarmStart,
+    encode,
+    imitate,
+    join_turns,
+    make_policy,
+)
 from embedded.warmstart.policy import CHAT_TEMPLATE, PolicySize, train_tokenizer
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
@@ -25,6 +33,7 @@ from rollout.play.build import encoders_of
 SHORTENED = (
     "(message.content.split('</think>')[-1] if message.role == 'assistant' else message.content) +"
 )
+SMALL = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
 
 
 def config(**keys: Any) -> Any:
@@ -117,8 +126,7 @@ def test_a_thought_says_where_the_wanted_thing_is(
 def test_imitation_makes_a_folder_whose_policy_answers_like_the_demonstrations(
     tmp_path: Path,
 ) -> None:
-    size = PolicySize(layers=1, hidden=32, heads=2, kv_heads=2, ffn=64)
-    settings = WarmStart(episodes=4, random_share=0.5, epochs=12, lr=1e-2, batch_size=8, size=size)
+    settings = WarmStart(episodes=4, random_share=0.5, epochs=12, lr=1e-2, batch_size=8, size=SMALL)
     once = make_policy(
         config(), tmp_path / "one", WarmStart(**{**vars(settings), "epochs": 1}), 0
     ).loss
@@ -168,6 +176,40 @@ def test_an_imitated_answer_does_not_begin_with_the_token_that_begins_a_text() -
         tokenizer.decode(data["tokens"][0][-data["response_lengths"][0] :])
         == turns[0].response + "<|im_end|>"
     )
+
+
+def test_turns_of_a_conversation_share_a_sample_and_are_learned_as_before(tmp_path: Path) -> None:
+    memory = {"kind": "notes", "free": 64, "keep": 2, "times": 99, "max_tokens": 8}
+    settings = recall(60, history="full", memory=memory)
+    turns = demonstrate(settings, 1, 0.5, 1)
+    make_policy(settings, tmp_path, WarmStart(episodes=1, epochs=1, size=SMALL), 0)
+    data = encode(AutoTokenizer.from_pretrained(tmp_path), turns, settings, "cpu")
+    alone = join_turns(data, 1)
+    joined = join_turns(data, len(turns))
+    assert torch.equal(learned(alone), learned(joined))
+    assert sum(joined["turns"]) == len(turns) > 4 * len(joined["turns"])
+    assert sum(joined["total_lengths"]) < sum(alone["total_lengths"]) / 4
+    assert max(join_turns(data, 8)["turns"]) == 8
+    one_step = WarmStart(epochs=1, batch_size=len(turns), max_tokens=100_000)
+    alone_loss, alone_gradients = imitated(tmp_path, alone, one_step)
+    loss, gradients = imitated(tmp_path, joined, one_step)
+    assert loss == pytest.approx(alone_loss, rel=1e-5)
+    assert gradients.norm() > 0.1
+    assert (gradients - alone_gradients).norm() < 1e-5 * gradients.norm()
+
+
+def learned(samples: Any) -> torch.Tensor:
+    """Return the tokens that are learned, in order."""
+    columns = (samples[key] for key in ("tokens", "response_lengths", "loss_masks"))
+    return torch.cat([ids[-length:][mask > 0] for ids, length, mask in zip(*columns, strict=True)])
+
+
+def imitated(policy: Path, samples: Any, settings: WarmStart) -> tuple[float, torch.Tensor]:
+    """Imitate from a saved policy; returns the loss and the last step's gradients."""
+    model = megatron.build_model(str(policy), megatron.initialize())
+    loss = imitate(model, samples, settings, 0)
+    gradients = [weights.grad for weights in model.parameters()]
+    return loss, torch.cat([gradient.flatten() for gradient in gradients if gradient is not None])
 
 
 @pytest.mark.slow
