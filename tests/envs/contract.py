@@ -99,7 +99,7 @@ CASES = [
     Case(
         "envs.babaisai", "make_win-distr_obj", {"preset": "balrog", "vlm": True}, fuzzed_answers=300
     ),
-    Case("envs.crafter", "default", {"max_steps": 300}, fuzzed_answers=300),
+    Case("envs.crafter", "default", {"max_steps": 60}, fuzzed_answers=200),
     Case("envs.crafter", "default", {"max_steps": 40, "vlm": True}, fuzzed_answers=200, slow=True),
     Case("envs.sokoban", "two_boxes", {"max_steps": 60}),
     Case(
@@ -109,7 +109,14 @@ CASES = [
         fuzzed_answers=200,
     ),
     Case("envs.recall", "recall", {"max_steps": 40, "ask_every": 10}),
-    Case("envs.textworld", "custom", {"max_steps": 40}, answers=_COMMANDS, fuzzed_answers=300),
+    # Two games in all: each takes seconds to build.
+    Case(
+        "envs.textworld",
+        "custom",
+        {"max_steps": 40, "games": 2},
+        answers=_COMMANDS,
+        fuzzed_answers=300,
+    ),
     Case(
         "envs.textworld",
         "treasure_hunter",

@@ -85,7 +85,7 @@ def test_textworlds_thoughts_are_about_commands_of_the_plan(task: str) -> None:
     )
     from envs import textworld
 
-    for _, shown, thought, action in play(textworld, task, seed=2_000_000_001):
+    for _, shown, thought, action in play(textworld, task, seed=0):
         assert f": {action}." in thought
         for seen in re.findall(r"I see the ([^.]+)\.", thought):
             assert seen.lower() in shown.lower()

@@ -46,7 +46,7 @@ def plain_text(family: str) -> PlainText:
     return PlainText(tokenizer, tokenizer.chat_template)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(text=TEXT)
 @example(text="a" * 100 + "\t\t b" + "x y" * 30)
 def test_ids_are_those_of_the_tokenizers_own_pipeline(text: str) -> None:

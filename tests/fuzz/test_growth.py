@@ -100,6 +100,7 @@ def with_flags(call: ast.Call) -> str:
     return f"(?{flags}){call.args[0].value}" if flags else str(call.args[0].value)
 
 
+@pytest.mark.slow
 def test_no_regular_expression_takes_more_than_its_share_of_a_longer_text() -> None:
     found = sorted(set(expressions()))
     assert len(found) > 25

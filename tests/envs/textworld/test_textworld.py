@@ -80,6 +80,7 @@ def test_dense_reward_is_taken_back_for_steps_away_and_still_adds_up_to_one() ->
     ) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_expert_finds_its_way_from_wherever_the_agent_went() -> None:
     env = build("simple")
     env.reset()
@@ -95,6 +96,7 @@ def test_the_expert_finds_its_way_from_wherever_the_agent_went() -> None:
     assert play_expert(env, textworld)[-1]["progression"] == 1.0
 
 
+@pytest.mark.slow
 def test_losing_a_game_terminates_it_without_the_win() -> None:
     env = build("the_cooking_game", reward="sparse", admissible_commands=True)
     env.reset()
