@@ -100,7 +100,7 @@ ANYTHING = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(rows(), st.data())
 def test_a_damaged_entry_is_a_named_error_or_another_valid_row(
     row: TurnRow, data: st.DataObject

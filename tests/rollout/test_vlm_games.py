@@ -15,7 +15,7 @@ from PIL import Image
 from envs.loading import build_env_from
 from rollout.bridge.framework import Sample
 from rollout.bridge.sample import row_of
-from tests.cases import pairs
+from tests.cases import pairs, some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.playing import both_histories, flat, one_slot, playing, turns_of
 from tests.fixtures.vision import processor, vlm_folder
@@ -101,7 +101,7 @@ async def test_in_full_history_the_engine_sees_every_picture_on_every_later_turn
     assert ("The picture shows what you see." in text) == (vlm == "only")
 
 
-@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("game", some(GAMES, ["envs.babyai", "envs.babaisai"]))
 async def test_in_a_window_pictures_come_and_go_with_their_turns(tmp_path: Path, game: str) -> None:
     samples, requests, _ = await play(
         tmp_path, game, True, history="window", memory={"kind": "window", "n": 1}

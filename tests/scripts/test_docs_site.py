@@ -12,6 +12,7 @@ import pytest
 from tests.scripts.conftest import REPO
 
 pytest.importorskip("mkdocs", reason="needs pip install -e '.[docs]'")
+pytestmark = pytest.mark.slow
 
 REPOSITORY_URL = "https://github.com/somebody/slime-verlog"
 

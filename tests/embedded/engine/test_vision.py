@@ -12,9 +12,9 @@ from embedded.engine.server import EngineServer
 from embedded.engine.vision import forward_inputs
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import Prompt
+from tests.cases import some
 from tests.embedded.conftest import serve
 from tests.embedded.engine.test_engine import post
-from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.vision import KINDS, picture, processor, save_tiny_vlm, tiny_vlm
 

@@ -14,8 +14,9 @@ from envs.base import make_observation
 from envs.plain_text import LONG_CHARS, PlainText
 from rollout.spec import ObservationLimits
 from rollout.workers.reply import cut_messages, cut_observation, cut_text
+from tests.cases import some
 from tests.fixtures.chatml import chatml_tokenizer
-from tests.fixtures.playing import both_histories, playing
+from tests.fixtures.playing import playing
 from tests.fixtures.vision import picture
 from tests.rollout.test_evaluate import left
 from tests.rollout.workers.test_env_pool import pool_of, spec
@@ -80,7 +81,7 @@ async def test_a_megabyte_is_cut_in_the_worker_and_replays_to_the_same(
         assert pool.faults["observation_cut"] == 5 and pool.faults["replayed"] == 1
 
 
-@both_histories
+@pytest.mark.parametrize("history", some(["window", "full"], ["full"]))
 async def test_observations_of_a_megabyte_neither_stop_a_batch_nor_hold_the_loop(
     tmp_path: Path, history: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ def cluster() -> Iterator[Any]:
         yield nodes
 
 
+@pytest.mark.slow
 async def test_batches_are_the_same_bytes_on_ray_as_on_threads(
     cluster: Any, tmp_path: Path
 ) -> None:
