@@ -12,8 +12,8 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
-import io
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Collection, Generator, Sequence
 from pathlib import Path
@@ -126,13 +126,16 @@ def refuse_unknown(words: Sequence[str], known: set[str], ignored: tuple[str, ..
 @contextlib.contextmanager
 def captured_output() -> Generator[None]:
     """Hold back what Python prints; show it after an error other than `SlimeVerlogError`."""
-    held = io.StringIO()
+    # A file, because Megatron enables faulthandler, which wants stderr's descriptor, and keeps it: so
+    # the file is not closed here.
+    held = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
     try:
         with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held):
             yield
     finally:
         if not isinstance(sys.exception(), SlimeVerlogError | None):
-            sys.stderr.write(held.getvalue())
+            held.seek(0)
+            sys.stderr.write(held.read())
 
 
 def flags_without_effect(args: Any, given: Collection[str]) -> list[str]:

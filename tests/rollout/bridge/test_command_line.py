@@ -45,7 +45,9 @@ def test_output_is_held_back_also_before_an_expected_error() -> None:
 
 
 def test_output_is_shown_after_an_unexpected_error() -> None:
+    """Meanwhile the streams have descriptors, which Megatron's call of faulthandler needs."""
     done = run_program(
-        "with captured_output():\n    print('what led to it')\n    raise SystemExit('unforeseen')"
+        "import faulthandler\nwith captured_output():\n    faulthandler.enable()\n    "
+        "print('what led to it')\n    raise SystemExit('unforeseen')"
     )
     assert done.returncode == 1 and done.stderr == "what led to it\nunforeseen\n"
