@@ -128,7 +128,7 @@ def captured_output() -> Generator[None]:
     """Hold back what Python prints; show it after an error other than `SlimeVerlogError`."""
     # A file, because Megatron enables faulthandler, which wants stderr's descriptor, and keeps it: so
     # the file is not closed here.
-    held = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+    held = tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
     try:
         with contextlib.redirect_stdout(held), contextlib.redirect_stderr(held):
             yield
