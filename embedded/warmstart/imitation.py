@@ -235,12 +235,12 @@ def join_turns(data: RolloutData, most: int) -> RolloutData:
     A sample's `loss_masks` are 1 on what the model answers; `turns` counts its turns.
     """
     samples: RolloutData = {key: [] for key in (*data, "loss_masks", "turns")}
-    last = torch.empty(0)
     for tokens, length in zip(data["tokens"], data["response_lengths"], strict=True):
         mask = torch.ones(length, device=tokens.device)
         turns = 1
+        last = samples["tokens"][-1] if samples["tokens"] else tokens
         if (
-            0 < len(last) < len(tokens)
+            len(last) < len(tokens)
             and samples["turns"][-1] < most
             and torch.equal(tokens[: len(last)], last)
         ):
@@ -254,7 +254,6 @@ def join_turns(data: RolloutData, most: int) -> RolloutData:
         samples["response_lengths"].append(len(mask))
         samples["loss_masks"].append(mask)
         samples["turns"].append(turns)
-        last = tokens
     return samples
 
 
@@ -263,6 +262,7 @@ def imitate(model: megatron.GPTModel, data: RolloutData, settings: WarmStart, se
     epoch's mean loss per token, in nats."""
     order = list(range(len(data["tokens"])))
     rng = random.Random(seed)
+    # An epoch may have one step less if its last sample has several turns.
     per_epoch = math.ceil(sum(data["turns"]) / settings.batch_size)
     epochs = max(settings.epochs, math.ceil(settings.least_steps / per_epoch))
     total = epochs * per_epoch

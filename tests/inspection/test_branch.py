@@ -257,7 +257,7 @@ def test_a_mistake_is_one_sentence(tmp_path: Path) -> None:
 
 def test_each_point_of_a_sweep_keeps_its_settings_and_a_branch_has_none(tmp_path: Path) -> None:
     given = write_config(tmp_path, tasks=["count"], env={"max_length": 40})
-    words = "--player random --sweep memory.n=0,3 --sweep gamma_step=1"
+    words = "--player random --sweep memory.n=3 --sweep gamma_step=0.5,1"
     assert evaluate(*given, *words.split()) == 0
     assert branch(tmp_path, "--sample 24 --times 2 --player random") == 0
     recorded = list(read_episodes(tmp_path / "out"))
