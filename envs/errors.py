@@ -107,7 +107,7 @@ def advice_about(error: BaseException, own: str = "") -> str:
     ):
         return "correct this line"
     if _is_ours(frame.filename):
-        return "this line reads what the environment gave it: correct what the environment returns"
+        return "this line calls the environment or reads what it returned: correct the environment"
     return "the line belongs to an installed package: correct what calls it or what it is given"
 
 
