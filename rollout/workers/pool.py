@@ -201,18 +201,28 @@ class EnvSession:
 
     async def suggest(self, player: str, seed: int) -> str:
         """Return the next response of the player `random` or `expert`; raises EnvironmentFault if
-        it fails."""
-        await self.ensure()
-        timeout_s = self._pool.settings.env_step_timeout_s
-        try:
-            self._host, answer = await self._worker.call(
-                self._host, timeout_s, "ask", self._key, suggest, player, seed
-            )
-        except (ChildLostError, WorkerFault) as error:
-            raise EnvironmentFault(
-                f"the {player} player failed: {error}\n{self.describe()}"
-            ) from error
-        return answer
+        it fails.
+
+        If the worker is lost, the episode is replayed on another and the player is asked again.
+        """
+        settings = self._pool.settings
+        failure: ChildLostError | WorkerFault | None = None
+        for _ in range(settings.max_env_retries_per_turn + 1):
+            await self.ensure()
+            try:
+                self._host, answer = await self._worker.call(
+                    self._host, settings.env_step_timeout_s, "ask", self._key, suggest, player, seed
+                )
+                return answer
+            except ChildLostError as error:
+                failure = error
+                self._host = None
+            except WorkerFault as error:
+                failure = error
+                break
+        raise EnvironmentFault(
+            f"the {player} player failed: {failure}\n{self.describe()}"
+        ) from failure
 
     async def _attempt(self, response_text: str | None) -> EnvReply:
         """Take a step, or with None make sure that the environment exists; replay the episode after

@@ -128,7 +128,7 @@ def read_step(answer: Any) -> tuple[Any, bool, Any]:
     numbers.
 
     Raises:
-        EnvironmentFault: it is not three values, or `done` is not a bool.
+        EnvironmentFault: it is not three values, `done` is not a bool, or info is not a mapping.
     """
     if not isinstance(answer, tuple | list) or len(answer) != 3:
         came = f"{len(answer)} values" if isinstance(answer, tuple | list) else reprlib.repr(answer)
@@ -140,7 +140,9 @@ def read_step(answer: Any) -> tuple[Any, bool, Any]:
     done = _plain(done)
     if not isinstance(done, bool | int) or done not in (0, 1):
         raise EnvironmentFault(f"done must be bool, got {reprlib.repr(done)}")
-    return observation, bool(done), _plain(info, 2) if isinstance(info, Mapping) else info
+    if not isinstance(info, Mapping):
+        raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
+    return observation, bool(done), _plain(info, 2)
 
 
 def _plain(value: Any, inside: int = 0) -> Any:
@@ -158,11 +160,9 @@ def _plain(value: Any, inside: int = 0) -> Any:
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
-def check_info(info: Any, done: bool) -> None:
+def check_info(info: Mapping[str, Any], done: bool) -> None:
     """Raise EnvironmentFault for a value in `info` that is missing, wrong, not finite, or
     contradicts `done`."""
-    if not isinstance(info, Mapping):
-        raise EnvironmentFault(f"info must be a mapping, got {reprlib.repr(info)}")
     _check("info", _Info, info)
     if done is not (info["terminated"] or info["truncated"]):
         raise EnvironmentFault(

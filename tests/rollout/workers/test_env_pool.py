@@ -142,6 +142,19 @@ async def test_other_episodes_of_a_dead_worker_go_on_where_they_were(tmp_path: P
         assert texts == (await expected())[4:]
 
 
+async def test_a_player_whose_worker_died_is_asked_again_on_another_one() -> None:
+    with pool_of() as pool:
+        session = await pool.open(spec())
+        await session.step("ACTION: left")
+        host = pool.workers[0].host
+        assert host is not None
+        host.kill()
+        response = await session.suggest("random", 1)
+        assert response in CountingGame.actions
+        assert pool.faults["replayed"] == 1
+        assert (await session.step(response)).observation["obs_str"]
+
+
 @pytest.mark.parametrize("backend", BOTH)
 async def test_stepping_never_blocks_the_event_loop(backend: str, tmp_path: Path) -> None:
     gate = tmp_path / "gate"

@@ -51,8 +51,12 @@ def test_an_info_that_breaks_the_contract_is_refused_by_name(
 ) -> None:
     with pytest.raises(EnvironmentFault, match=words):
         check_info({**INFO, **changes}, done=False)
+
+
+@pytest.mark.parametrize("info", [None, [("reward", 1.0)], 1.0])
+def test_an_info_that_is_no_mapping_is_refused(info: Any) -> None:
     with pytest.raises(EnvironmentFault, match="info must be a mapping"):
-        check_info(None, done=False)
+        read_step((make_observation("s"), False, info))
 
 
 def test_scalars_of_numpy_in_an_info_become_pythons() -> None:
