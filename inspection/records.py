@@ -41,37 +41,48 @@ CLOSINGS = re.compile(
 _ROLES = {"model": "assistant", "observation": "tool"}
 
 
+class _Message(BaseModel):
+    """What readers rely on in a message."""
+
+    role: str
+    content: str | list[Record] | None = None
+
+
 class _Turn(BaseModel):
     """What readers rely on in a turn; other keys may hold anything."""
 
-    prompt: str | list[int | Record] | None = None
-    response: str | None = None
+    response: str
+    prompt: str | list[int | _Message] | None = None
     executed_action: str | None = None
-    reward: FiniteFloat | None = None
-    progression: FiniteFloat | None = None
+    reward: FiniteFloat = 0.0
+    progression: FiniteFloat = 0.0
     tokens: dict[str, list[Any] | None] | None = None
-    metrics: Record | None = None
+    metrics: Record = {}
 
 
 class _Episode(BaseModel):
-    """What readers rely on in a record; other keys may hold anything."""
+    """What readers rely on in a record; other keys may hold anything. A key with a default may be
+    missing, and is null only where the type says so."""
 
-    messages: list[Record]
+    messages: list[_Message]
     story: list[_Turn]
-    setting: str | None = None
-    player: str | None = None
-    env_path: str | None = None
-    options: Record | None = None
-    pictures: dict[str, str] | None = None
-    metrics: Record | None = None
-    turns: int | None = None
+    setting: str = "-"
+    player: str = ""
+    env_path: str = ""
+    task_name: str = ""
+    seed: int = 0
+    stop: str = ""
+    options: Record = {}
+    pictures: dict[str, str] = {}
+    metrics: Record = {}
+    turns: int = 0
     max_turns: int | None = None
-    total: FiniteFloat | None = Field(None, alias="return")
-    success: bool | None = None
-    valid_action_ratio: FiniteFloat | None = None
-    progression: FiniteFloat | None = None
-    tools: list[Record] | None = None
-    digests: list[str] | None = None
+    total: FiniteFloat = Field(0.0, alias="return")
+    success: bool = False
+    valid_action_ratio: FiniteFloat = 0.0
+    progression: FiniteFloat = 0.0
+    tools: list[Record] = []
+    digests: list[str] = []
     branch: Record | None = None
     swept: Record | None = None
 
@@ -122,7 +133,7 @@ def _check_episode(episode: Any, where: str) -> None:
         _Episode.model_validate(episode)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"][:3]))
+        place = ".".join(map(str, first["loc"][:4]))
         raise ConfigError(
             f"{where} is not an episode: {place}: {first['msg']}".replace(": :", ":")
         ) from error

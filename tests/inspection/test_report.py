@@ -59,7 +59,6 @@ def test_hostile_text_changes_neither_terminal_nor_page(
         setting=evil[:60],
         stop=evil[:30],
         fault=evil,
-        seed=evil[:50],
     )
     report(tmp_path)
     shown = capsys.readouterr().out
@@ -90,7 +89,19 @@ EPISODE = {"messages": [{"role": "user", "content": "x"}], "story": [TURN]}
     [
         ("", "holds no episodes"),
         ('{"messages": []}\n', "is not an episode: story: Field required"),
-        (json.dumps({**EPISODE, "story": [{}]}) + "\n", "episode 1, has a turn without 'response'"),
+        (json.dumps({**EPISODE, "story": [{}]}) + "\n", "story.0.response: Field required"),
+        (
+            json.dumps({**EPISODE, "story": [{"response": "go"}]}) + "\n",
+            "episode 1, has a turn without 'executed_action'",
+        ),
+        (
+            json.dumps({**EPISODE, "messages": [{"role": "user", "content": 3}]}) + "\n",
+            "messages.0.content",
+        ),
+        *(
+            (json.dumps({**EPISODE, key: None}) + "\n", f"is not an episode: {key}: Input")
+            for key in ("success", "return", "turns", "seed", "task_name", "stop", "setting")
+        ),
         (
             json.dumps({**EPISODE, "return": float("nan")}) + "\n",
             "return: Input should be a finite number",
