@@ -138,7 +138,19 @@ def read_settings(model: type[S], mapping: Mapping[str, Any] | None, where: str 
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader, which also refuses keys that are given twice."""
+    """PyYAML's loader, which also refuses keys that are given twice, and text that is not
+    Unicode."""
+
+    def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        try:
+            node.value.encode()
+        except UnicodeEncodeError as error:
+            raise yaml.MarkedYAMLError(
+                problem=f"{node.value!r} holds half of a surrogate pair",
+                problem_mark=node.start_mark,
+            ) from error
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)

@@ -30,6 +30,7 @@ def problem(text: str, folder: Path) -> str:
         ("a: 1\nday: 2026-13-45\n", "is not valid YAML: month must be in 1..12"),
         ("a: !!python/object/apply:os.system ['true']\n", "could not determine a constructor"),
         ("? [a, b]\n: 1\n", "found unhashable key"),
+        ('a: 1\ntask: "a\\ud800b"\n', ":2 is not valid YAML"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_one_sentence(text: str, words: str, tmp_path: Path) -> None:
