@@ -132,7 +132,12 @@ def _run_here(name: str, call: Callable[[], Any], timeout_s: float) -> Any:
 
 def _read_out(value: Any) -> Any:
     """Return a list in place of an iterator, which may take as long as the call itself."""
-    return list(value) if isinstance(value, Iterator) else value
+    if not isinstance(value, Iterator):
+        return value
+    items = []
+    for item in value:  # a loop in Python, because `list` cannot be interrupted
+        items.append(item)
+    return items
 
 
 def _run_on_loop(name: str, coroutine: Coroutine[Any, Any, Any], timeout_s: float) -> Any:

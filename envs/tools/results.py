@@ -168,17 +168,23 @@ def _response(value: Any) -> ToolResult:
         given = value.get("images", value.get("image"))
         if given is not None and not isinstance(given, list | tuple):
             given = [given]
-        return ToolResult(str(value.get("text") or ""), tuple(given or ()))
+        return ToolResult(_text_of(value.get("text") or ""), tuple(given or ()))
     try:
         return ToolResult(json.dumps(value, ensure_ascii=False, default=_listed))
-    except (TypeError, ValueError, RecursionError):
+    except Exception:  # whatever a type of the tool's own raises
+        return ToolResult(_text_of(value))
+
+
+def _text_of(value: Any) -> str:
+    advice = "return text, numbers or lists"
+    what = f"the tool returned a {type(value).__name__}"
+    try:
         text = str(value)
+    except Exception as error:
+        raise ToolError(f"{what} that cannot become text ({error}); {advice}") from error
     if _ADDRESS.search(text):
-        raise ToolError(
-            f"the tool returned a {type(value).__name__}, which has no text; return text, numbers "
-            "or lists"
-        )
-    return ToolResult(text)
+        raise ToolError(f"{what}, which has no text; {advice}")
+    return text
 
 
 def _listed(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """One call of a tool: its time limit, what it raises, and what becomes of calls that never end."""
 
+import itertools
 import signal
 import sqlite3
 import threading
@@ -183,7 +184,7 @@ def test_a_tool_in_the_main_thread_that_hangs_is_interrupted_and_the_same_thread
 
     ended: list[threading.Thread] = []
     place = ToolPlace()
-    for function in (waits_for_good, busy, lambda: time.sleep(60)):
+    for function in (waits_for_good, busy, lambda: time.sleep(60), lambda: itertools.repeat(1)):
         with pytest.raises(ToolTimeout, match=r"did not end within 0\.1 s"):
             place.run("hangs", function, {}, 0.1)
     assert ended == [threading.main_thread()] and place.run("add", toolbox.add, {"a": 1}, 60) == 1

@@ -155,6 +155,21 @@ def test_results_of_every_form_are_understood(
     assert all(isinstance(image, Image.Image) and image.mode == "RGB" for image in result.images)
 
 
+class Textless:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [9**5000, [9**5000], Textless(), {"text": Textless(), "image": None}],
+    ids=["long number", "list of one", "object", "text of a mapping"],
+)
+def test_a_result_without_a_text_is_a_line_to_the_model(value: Any) -> None:
+    with pytest.raises(ToolError, match="cannot become text"):
+        read_result(value, LIMITS)
+
+
 def test_results_are_bounded_and_can_be_encoded() -> None:
     result = read_result("a" * 5_000_000 + "\ud800 end", LIMITS)
     assert len(result.text) <= LIMITS.output_chars and "characters left out" in result.text
