@@ -26,6 +26,10 @@ class ImageError(EnvironmentFault):
     """An image cannot be read, has no pixels, or is too large or too thin."""
 
 
+class TooManyPixelsError(ImageError):
+    """An image has more pixels than the caller allows."""
+
+
 def is_image(value: Any) -> bool:
     """Return whether it is a PIL image, a uint8 array [height, width, 3] or a row `{"bytes": ...}`
     of a data set."""
@@ -57,7 +61,7 @@ def open_image(value: Any, max_pixels: int = MAX_PIXELS) -> Any:
             image = _open(value, pillow)
             size = f"a picture of {image.width} x {image.height}"
             if image.width * image.height > max_pixels:
-                raise ImageError(f"{size} has more than the {max_pixels} pixels allowed")
+                raise TooManyPixelsError(f"{size} has more than the {max_pixels} pixels allowed")
             if not all(image.size):
                 raise ImageError(f"{size} has no pixels")
             if max(image.size) > MAX_RATIO * min(image.size):

@@ -23,6 +23,7 @@ from envs.agent.parts import Message
 from envs.agent.program import (
     Program,
     addresses,
+    check_words,
     find_program,
     search_path,
     start_plain,
@@ -286,6 +287,7 @@ class _Running:
         values["base_url"] = found["OPENAI_BASE_URL"]
         argv = [_filled(word, values) for word in words]
         variables |= {name: _filled(value, values) for name, value in settings.variables.items()}
+        check_words(argv, variables)
         on_end = lambda end: self.server.soon(self.session.ended, end)
         if settings.sandbox:
             sandbox = Sandbox(run.folder, settings.interpreter, settings.limits)

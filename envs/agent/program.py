@@ -20,6 +20,8 @@ from envs.tools import reaper
 KEPT_BYTES = 16384
 """Of what the program writes, this much is kept of the beginning and of the end."""
 END_S = 30.0
+MAX_WORD_BYTES = 130_000
+"""Linux takes 128 KiB for an argument, or for a variable with its name."""
 _INSIDE = "/run/agent"
 _PORT = 8000
 """Port of the model's address inside a sandbox, whose network is separate."""
@@ -117,6 +119,26 @@ def start_sandboxed(
         return End(outcome.returncode, outcome.output, outcome.stopped)
 
     return Program(run, stop.set, on_end)
+
+
+def check_words(argv: Sequence[str], variables: Mapping[str, str]) -> None:
+    """Raise EnvironmentFault for text that no program can be started with: too long, or not a
+    text."""
+    words = [("a word of env.command", word) for word in argv]
+    for place, text in [*words, *variables.items()]:
+        try:
+            size = len(os.fsencode(text))
+        except UnicodeEncodeError as error:
+            raise EnvironmentFault(
+                f"{place} holds half of a surrogate pair; leave it out"
+            ) from error
+        if "\0" in text:
+            raise EnvironmentFault(f"{place} holds a null character; leave it out")
+        if size > MAX_WORD_BYTES:
+            raise EnvironmentFault(
+                f"{place} has {size} bytes, and a program can be started with {MAX_WORD_BYTES}; "
+                "let env.prepare write the text to a file of the work folder"
+            )
 
 
 def find_program(name: str, path: str, folder: Path) -> str:

@@ -19,7 +19,7 @@ from envs.base import text_of
 from envs.call_form import CallForm
 from envs.calls import Call, find_calls, reasoning_end
 from envs.errors import MissingDependencyError, ToolError
-from envs.images import ImageError, open_image
+from envs.images import ImageError, TooManyPixelsError, open_image
 from envs.json_text import short
 from envs.tools.results import encodable
 from envs.tools.schema import Parameters
@@ -160,7 +160,7 @@ def make_request(
     """Make a request of what an API's format has read; its system messages and tools identify its
     thread."""
     if not messages:
-        raise RequestError("messages is empty")
+        raise RequestError("the request has no messages")
     stops = body.get(stops_key) or []
     stops = [stops] if isinstance(stops, str) else stops
     if not isinstance(stops, list):
@@ -226,9 +226,11 @@ def read_request(
     for url in _images(request.messages):
         try:
             image = open_image(url, left)
+        except TooManyPixelsError as error:
+            limit = f"the pictures of a request may have {max_pixels} pixels together"
+            raise RequestError(f"{error}; {limit} (env.request_mb)") from error
         except (ImageError, MissingDependencyError) as error:
-            limit = f"; the pictures of a request may have {max_pixels} pixels together (env.request_mb)"
-            raise RequestError(f"{error}{limit}") from error
+            raise RequestError(str(error)) from error
         left -= image.width * image.height
     tokens = (size - sum(map(len, _images(request.messages)))) // CHARS_PER_TOKEN
     known = {"digest": digest.hexdigest(), "thread": thread or request.thread}

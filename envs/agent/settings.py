@@ -89,6 +89,9 @@ class AgentSettings(Settings):
             raise ConfigError("env.command is empty; name the agent's program")
         if not self.models:
             raise ConfigError("env.models is empty; the agent needs a name to ask for")
+        for name in self.variables:
+            if not name or set(name) & {"=", "\0"}:
+                raise ConfigError(f"env.variables: {name!r} cannot be a variable's name; rename it")
         if self.python is not None and not self.interpreter.is_file():
             raise ConfigError(
                 f"env.python: no file {self.python} (current directory: {Path.cwd()})"

@@ -16,7 +16,7 @@ from PIL import Image
 
 from envs.agent import AgentEnv, AgentRun, anthropic_format, openai_format, session
 from envs.agent.request import Request, read_response, with_images
-from envs.errors import EnvironmentFault, EpisodeOverError
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
 from rollout.workers.guard import descendants
 from tests.envs.tools.test_tool_env import call
@@ -189,6 +189,25 @@ def test_a_program_that_never_asks_properly_is_one_sentence(
     with pytest.raises(EnvironmentFault, match=words):
         env.reset()
     assert set(psutil.Process().children()) <= others
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("a" * 140_000, "AGENT_PROMPT has 140000 bytes"),
+        ("a\0b", "AGENT_PROMPT holds a null character"),
+        ("a\ud800b", "AGENT_PROMPT holds half of a surrogate pair"),
+    ],
+    ids=["long", "null", "surrogate"],
+)
+def test_a_prompt_that_no_program_can_be_given_is_one_sentence(prompt: str, words: str) -> None:
+    with pytest.raises(EnvironmentFault, match=words):
+        made("quits", prompt=prompt).reset()
+
+
+def test_the_name_of_a_variable_is_checked_before_the_start() -> None:
+    with pytest.raises(ConfigError, match="env.variables: 'A=B' cannot be a variable's name"):
+        made("quits", variables={"A=B": "x"})
 
 
 def test_a_request_that_cannot_be_encoded_is_refused_and_the_agent_goes_on(started: Start) -> None:

@@ -152,6 +152,7 @@ def test_a_request_that_would_cost_too_much_is_one_sentence(
 ) -> None:
     found, why = reply(agent.post(body))
     assert found == status and words in why and len(why) < 400 and "\n" not in why
+    assert ("pixels together" in why) == ("pixels together" in words)
     assert agent.session.unread == 0 and agent.session.counts["refused"] == 1
 
 
