@@ -20,7 +20,7 @@ from typing import Any
 from embedded.warmstart.demonstrations import Demonstration, demonstrate, think
 from envs.loading import checked_text
 from inspection.records import Record, write_jsonl
-from inspection.target import check_free
+from inspection.target import check_free, finite
 from inspection.text import HelpFormatter
 from rollout.bridge.settings import load_settings
 from rollout.play.notes import asks_for_notes
@@ -91,13 +91,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--random-share",
-        type=float,
+        type=finite,
         default=0.0,
         help="of random moves, which are never trained on",
     )
     parser.add_argument(
         "--min-progression",
-        type=float,
+        type=finite,
         default=0.0,
         help="leave out episodes with less progression",
     )

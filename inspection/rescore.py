@@ -59,13 +59,8 @@ def run(options: argparse.Namespace) -> int:
 
     target = options.out / FILE
     kept = 0
-    check_free(target, options.overwrite)
     source = options.episodes / FILE if options.episodes.is_dir() else options.episodes
-    if target.resolve() == source.resolve():
-        raise ConfigError(
-            f"--out {options.out} holds the episodes to score, which would be lost; give another "
-            "folder"
-        )
+    check_free(target, options.overwrite, [source])
     if options.judge:
         keys = read_yaml_mapping(options.judge, "configuration").get("env") or {}
         judge = read_settings(JudgedSettings, keys, "env.").judge

@@ -6,9 +6,10 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser, *, optional: bool = False) ->
     )
 
 
+def finite(text: str) -> float:
+    """Read an option's number; raises ArgumentTypeError if it is none, infinite or nan."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"must be a finite number, got {text!r}")
+    return number
+
+
 def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> None:
     """Check options that have a least value; raises ConfigError if one is below it."""
     from slime_verlog import ConfigError
@@ -69,10 +81,13 @@ def check_numbers(options: argparse.Namespace, least: Mapping[str, float]) -> No
             raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
 
 
-def check_free(path: Path, overwrite: bool) -> None:
-    """Raise ConfigError if a file that a command is going to write exists and may not be
-    replaced."""
+def check_free(path: Path, overwrite: bool, read: Iterable[Path] = ()) -> None:
+    """Raise ConfigError if a file that a command is going to write exists and may not be replaced,
+    or is one of those that it reads."""
     from slime_verlog import ConfigError
+
+    if path.resolve() in {source.resolve() for source in read}:
+        raise ConfigError(f"--out {path} is read here, and would be lost; give another place")
 
     if path.is_file() and not overwrite:
         raise ConfigError(

@@ -14,6 +14,8 @@ A row is one conversation (`messages`), as slime's supervised training and Huggi
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from inspection.target import finite
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Declare the flags of `slime-verlog export`."""
@@ -30,7 +32,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--successful", action="store_true", help="only episodes that were won")
     add(
         "--min-return",
-        type=float,
+        type=finite,
         metavar="X",
         help="only episodes with at least this sum of rewards",
     )

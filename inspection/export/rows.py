@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from envs.base import text_of
 from inspection.records import Record, split_prompts, write_jsonl
 from inspection.target import check_free
-from inspection.view.sources import read_run
+from inspection.view.sources import find_files, read_run
 from slime_verlog import ConfigError
 
 _MESSAGE_KEYS = ("role", "content", "tool_call_id", "name", "reasoning_content", "tool_calls")
@@ -32,7 +32,8 @@ def export(options: Namespace) -> None:
         raise ConfigError(
             f"--out must end in .jsonl, which tells slime the format; got {options.out}"
         )
-    check_free(options.out, options.overwrite)
+    read = [path for run in options.runs for path in find_files(run)]
+    check_free(options.out, options.overwrite, read)
     counts: Counter[str] = Counter()
     written = write_jsonl(_rows(options, counts), options.out)
     print(

@@ -136,7 +136,8 @@ def test_a_file_that_exists_is_replaced_only_on_request(tmp_path: Path) -> None:
     out.write_text("earlier")
     assert f"--out {out} exists; give another file" in export(tmp_path, out, of=error_of)
     assert out.read_text() == "earlier"
-    assert "exists" in export(tmp_path, tmp_path / "episodes.jsonl", of=error_of)
+    record = tmp_path / "episodes.jsonl"
+    assert "would be lost" in export(tmp_path, record, "--overwrite", of=error_of)
     assert export(tmp_path, out, "--overwrite") == 0 and rows(out)
 
 
@@ -171,6 +172,13 @@ def test_filters_choose_episodes_and_lost_ones_are_never_written(
     error = export(tmp_path, out, "--overwrite", "--task", "none", of=error_of)
     assert "none of the 4 episodes is left to write" in error
     assert out.read_bytes() == before and not list(tmp_path.glob(".*.part"))
+
+
+def test_a_least_return_that_is_no_number_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert export(tmp_path, tmp_path / "a.jsonl", "--min-return", "nan") == 2
+    assert "must be a finite number, got 'nan'" in capsys.readouterr().err
 
 
 def test_an_export_that_fails_in_the_middle_leaves_an_earlier_file_as_it_was(
