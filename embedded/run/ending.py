@@ -44,10 +44,15 @@ def describe_played(episodes: Sequence[Mapping[str, Any]]) -> str:
     failed = sum(episode["fault"] is not None for episode in episodes)
     words = []
     if failed < len(episodes):
-        words.append(describe(win_rate(episodes)))
+        words.append(describe(win_rate(played(episodes))))
     if failed:
-        words.append(f"{failed} of {len(episodes)} held-out episodes failed and count as 0")
+        words.append(f"{failed} of {len(episodes)} held-out episodes failed")
     return "; ".join(words)
+
+
+def played(episodes: Sequence[Episode]) -> list[Episode]:
+    """Return the episodes that means are over: those that did not fail, or all if all did."""
+    return [episode for episode in episodes if episode["fault"] is None] or list(episodes)
 
 
 def win_rate(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -68,7 +73,7 @@ def ending(summary: Mapping[str, Any], folder: Path) -> str:
         lines.append(f"next: {next_step(summary)}")
     if failed := summary["failed_episodes"]:
         first = summary["first_failure"]
-        lines.append(f"error: {failed} held-out episodes failed and count as 0; the first: {first}")
+        lines.append(f"error: {failed} held-out episodes failed; the first: {first}")
     if summary["note"]:
         lines.append(f"note: {summary['note']}")
     if summary["fault"]:
@@ -150,13 +155,13 @@ class Change:
 
 def judge(before: Sequence[Episode], after: Sequence[Episode]) -> dict[str, Any]:
     """Judge whether held-out episodes changed: win rate, progression and return, each by its 95 %
-    interval.
+    interval. Pairs with a failed episode are left out.
 
     The first of them that changed decides. The sentence names it first, and then the others.
     """
-    earlier = {(episode["task_name"], episode["seed"]): episode for episode in before}
+    earlier = {(episode["task_name"], episode["seed"]): episode for episode in played(before)}
     pairs = []
-    for episode in after:
+    for episode in played(after):
         first = earlier.get((episode["task_name"], episode["seed"]))
         if first is not None:
             pairs.append((first, episode))
@@ -189,7 +194,8 @@ def is_better(after: Sequence[Episode], before: Sequence[Episode]) -> bool:
 
 
 def _means(episodes: Sequence[Episode]) -> list[float]:
-    return [statistics.fmean(float(episode[key]) for episode in episodes) for key in MEASURES]
+    found = played(episodes)
+    return [statistics.fmean(float(episode[key]) for episode in found) for key in MEASURES]
 
 
 def next_step(summary: Mapping[str, Any]) -> str:

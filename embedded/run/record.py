@@ -17,6 +17,7 @@ from typing import Any
 from advantage.gae import discounts_of
 from advantage.settings import AdvantageSettings
 from advantage.turn_table import TurnKind, TurnRow, TurnSpan
+from embedded.run.ending import played
 from embedded.run.folder import append_text, whole_lines
 from rollout.batches.metrics import mean
 from rollout.bridge.framework import Sample
@@ -55,13 +56,8 @@ class MetricsLog:
         self._write(rollout_id + 1, metrics)
 
     def evaluation(self, rollout_id: int, result: Any, weights: Any = None) -> Row:
-        """Append and return the means over the held-out episodes, also by task if there are
-        several."""
-        means = evaluation_means(held_out(result))
-        if len(result.data) > 1:
-            for task, group in result.data.items():
-                won = [facts_of(sample)["success"] for sample in group["samples"]]
-                means[f"eval/{task}/success"] = mean(won)
+        """Append the means over the held-out episodes, of each task and of all, and return them."""
+        means = {**result.metrics, **evaluation_means(held_out(result))}
         self._write(rollout_id, means)
         return means
 
@@ -82,10 +78,11 @@ def held_out(result: Any) -> list[dict[str, Any]]:
 
 
 def evaluation_means(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Compute the means over all episodes, whatever their task."""
+    """Compute the means over all episodes that were played, whatever their task."""
+    found = played(episodes)
     measures = ("success", "return", "progression", "turns")
-    means = {f"eval/{key}": mean(facts[key] for facts in episodes) for key in measures}
-    return {**means, "eval/episodes": float(len(episodes))}
+    means = {f"eval/{key}": mean(facts[key] for facts in found) for key in measures}
+    return {**means, "eval/episodes": float(len(found))}
 
 
 def read_rows(path: Path) -> list[Row]:

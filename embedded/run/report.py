@@ -12,7 +12,15 @@ from tqdm import tqdm
 from embedded.engine.decoder import Weights, write_policy
 from embedded.run import record
 from embedded.run.alarms import Alarms
-from embedded.run.ending import describe_played, is_better, judge, setting_of, spread, win_rate
+from embedded.run.ending import (
+    describe_played,
+    is_better,
+    judge,
+    played,
+    setting_of,
+    spread,
+    win_rate,
+)
 from embedded.run.folder import (
     EPISODES,
     METRICS,
@@ -148,17 +156,17 @@ class RunReport:
         return round(time.monotonic() - self.began, 1)
 
     def _results(self) -> dict[str, Any]:
-        first = self.evaluations[min(self.evaluations)]
-        last = self.evaluations[max(self.evaluations)]
+        first = played(self.evaluations[min(self.evaluations)])
+        last = played(self.evaluations[max(self.evaluations)])
         faults = []
-        for played in self.evaluations.values():
-            faults += [episode["fault"] for episode in played if episode["fault"] is not None]
+        for episodes in self.evaluations.values():
+            faults += [episode["fault"] for episode in episodes if episode["fault"] is not None]
         best = self._best()
         return {
             "win_rate_before": win_rate(first),
             "win_rate_after": win_rate(last),
             "best_update": best,
-            "win_rate_best": win_rate(self.evaluations[best]),
+            "win_rate_best": win_rate(played(self.evaluations[best])),
             "return_before": spread(e["return"] for e in first),
             "return_after": spread(e["return"] for e in last),
             "valid_action_ratio_before": _valid_share(first),

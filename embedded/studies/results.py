@@ -89,7 +89,7 @@ class Run:
             named = re.fullmatch("eval/(.+)/success", key)
             if named:
                 rates[named[1]] = value
-        return rates
+        return rates if len(rates) > 1 else {}
 
 
 def read_runs(folder: Path, study: Study) -> list[Run]:

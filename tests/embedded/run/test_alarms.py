@@ -126,6 +126,7 @@ def scored(wins: int, n: int, total: float = 0.0, progression: float = 0.0) -> l
         {
             "task_name": "t",
             "seed": seed,
+            "fault": None,
             "success": float(seed < wins),
             "progression": max(float(seed < wins), progression),
             "return": total + 0.01 * (seed % 7),
