@@ -7,15 +7,20 @@ stale.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
-from rollout.bridge.settings import MIN_EPISODES
 from rollout.errors import ConfigError
 from rollout.play.loop import count_turns
 from rollout.play.parts import Runtime
 from rollout.turn import Batch, Segment, StopReason
+
+logger = logging.getLogger(__name__)
+
+FEW_EPISODES = 10
+"""With fewer, one episode is held out, and what the critic explains of it says little."""
 
 
 async def play_or_draw(
@@ -95,18 +100,23 @@ def choose_held_out(segments: Sequence[Segment], share: float, seed: int) -> set
     """Return ids of random episodes with about `share` of all turns, never all.
 
     Raises:
-        ConfigError: there are fewer than 10 episodes.
+        ConfigError: there are fewer than two episodes.
     """
     lengths: dict[int, int] = {}
     for segment in segments:
         episode = segment.turns[0].episode_id
         lengths[episode] = lengths.get(episode, 0) + len(segment.turns)
     turns = sum(lengths.values())
-    if len(lengths) < MIN_EPISODES:
+    if len(lengths) < 2:
         raise ConfigError(
-            f"value pretraining collected {turns} turns of {len(lengths)} episodes, too few to "
-            f"hold some out: it needs at least {MIN_EPISODES} episodes, so raise "
-            "value_pretraining.batches or n_env"
+            f"value pretraining collected {turns} turns of one episode, so none can be held out: "
+            "raise value_pretraining.batches or n_env"
+        )
+    if len(lengths) < FEW_EPISODES:
+        logger.warning(
+            "value pretraining collected only %d episodes, so the explained variance of the "
+            "held-out ones says little: raise value_pretraining.batches or n_env",
+            len(lengths),
         )
     order = list(lengths)
     random.Random(f"held out/{seed}").shuffle(order)

@@ -23,9 +23,6 @@ CORE_FLAGS = frozenset(
 )
 """Flags of slime's own that it reads before the YAML, which must therefore not hold them."""
 
-MIN_EPISODES = 10
-"""Episodes that value pretraining needs to hold some out."""
-
 
 _READ = {
     "window": {"n"},
@@ -254,11 +251,6 @@ class RolloutSettings(AdvantageSettings):
             raise ConfigError(
                 "memory.keep: 0 would leave the current observation without the response that it "
                 "replies to; with history: full, give memory.keep at least 1"
-            )
-        if self.value_pretraining.batches and self.n_env < MIN_EPISODES:
-            raise ConfigError(
-                f"value pretraining needs {MIN_EPISODES} episodes to hold some out, and sees one "
-                f"per slot if they are long: n_env is {self.n_env}, set it to {MIN_EPISODES} or more"
             )
         return self
 

@@ -119,8 +119,13 @@ def test_an_episode_with_a_gap_stays_on_one_side() -> None:
     assert len(choose_held_out([*parts, *others], 0.99, 0)) == 11
 
 
-def test_too_few_episodes_say_what_to_raise() -> None:
-    with pytest.raises(
-        ConfigError, match="36 turns of 9 episodes.*raise value_pretraining.batches"
-    ):
-        choose_held_out([segment(n, 4, True) for n in range(9)], 0.2, 0)
+def test_a_single_episode_cannot_be_held_out_and_few_are_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ConfigError, match="4 turns of one episode.*value_pretraining.batches"):
+        choose_held_out([segment(0, 4, True)], 0.2, 0)
+    assert len(choose_held_out([segment(n, 4, True) for n in range(9)], 0.1, 0)) == 1
+    assert "only 9 episodes" in caplog.text
+    caplog.clear()
+    choose_held_out([segment(n, 4, True) for n in range(10)], 0.1, 0)
+    assert not caplog.text

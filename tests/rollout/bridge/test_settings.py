@@ -51,7 +51,6 @@ def test_every_key_has_the_papers_default(tmp_path: Path) -> None:
     [
         ({"critic_warmup": {"w_iter": 4}}, "w_epoch is 0"),
         ({"history": "full", "use_inference_chat_template": True}, "use history: window with it"),
-        ({"value_pretraining": {"batches": 6}, "n_env": 9}, "n_env is 9"),
         ({"history": "full", "memory": {"kind": "inline_notes"}}, "memory.kind: inline_notes"),
         (
             {"env": {"days": [{"start": date(2026, 1, 2)}]}},
