@@ -171,6 +171,15 @@ class EmbeddedFlags(OptimizerFlags):
         return self
 
 
+HOOKS = (
+    "rollout_function_path",
+    "eval_function_path",
+    "data_source_path",
+    "custom_convert_samples_to_train_data_path",
+    "custom_advantage_function_path",
+    "rollout_data_postprocess_path",
+)
+"""Flags that are import paths."""
 WITHOUT_CRITIC: Mapping[str, Any] = {
     "advantage_estimator": "grpo",
     "custom_advantage_function_path": GROUP,

@@ -89,13 +89,15 @@ def launch(options: Namespace) -> int:
     episode failed."""
     from embedded.arguments import EmbeddedFlags, read_keys
     from rollout.bridge.settings import set_key, with_assignments
-    from slime_verlog import read_settings
+    from slime_verlog import ConfigError, read_settings
 
     flags = with_assignments({}, options.set_flag, "--set-flag", "lr=1e-4")
     read_settings(EmbeddedFlags, {"hf_checkpoint": "", **flags}, "--set-flag ")
     keys = with_assignments(read_keys(options.config), options.set, "--set")
     if options.episodes is not None:
         keys = set_key(keys, "eval.episodes", options.episodes)
+    if len(set(options.seeds or ())) < len(options.seeds or ()):
+        raise ConfigError("--seeds names a seed twice; give each once")
     folders = {options.seed: options.out}
     if options.seeds:
         folders = {seed: options.out / f"seed_{seed}" for seed in options.seeds}
@@ -174,6 +176,7 @@ def run_seed(
     from embedded.arguments import read_keys
     from embedded.training_run import TrainingRun, beginning
     from embedded.warmstart.imitation import WarmStart
+    from slime_verlog import ConfigError
 
     keys = dict(read_keys(config) if keys is None else keys)
     note = ""
@@ -187,6 +190,12 @@ def run_seed(
     given = {**own, **flags}
     start = start or WarmStart(**IMITATION)
     run = TrainingRun(folder, start, keys, given)
+    for name in ("num_critic_only_steps", "critic_load"):
+        if run.pretraining and name in flags:
+            raise ConfigError(
+                f"--set-flag {name}: value_pretraining trains the critic that PPO starts from; "
+                "leave one of them out"
+            )
     settings = run.check()
     warm = str(start) if isinstance(start, Path) else start.model_dump(mode="json")
     with claimed(folder, {"keys": keys, "flags": given, "warm": warm}, resume):

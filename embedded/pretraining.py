@@ -15,7 +15,7 @@ import yaml
 
 from advantage.settings import ValuePretrainingSettings
 from rollout.bridge.settings import set_key
-from slime_verlog import read_settings
+from slime_verlog import ConfigError, read_settings
 
 _LIMIT = "least_explained_variance"
 
@@ -62,11 +62,12 @@ def split_run(
 
 
 def check_stages(stages: Iterable[Stage | None]) -> Namespace:
-    """Try the settings and tasks of each stage as its first update will, and return slime's `args`
-    of the last; raises ConfigError."""
+    """Try the settings, hooks and tasks of each stage as its first update will, and return slime's
+    `args` of the last; raises ConfigError."""
     from advantage.saved_critic import keys_taken_over
-    from embedded.arguments import build_args, embedded_flags
+    from embedded.arguments import HOOKS, build_args, embedded_flags
     from embedded.trainer.checkpoint import critic_record, is_checkpoint
+    from envs.loading import load_attribute
     from rollout.bridge.checks import BATCHES, check_fixed_turn
     from rollout.data_source import EpisodeSource
 
@@ -74,7 +75,15 @@ def check_stages(stages: Iterable[Stage | None]) -> Namespace:
     for stage in filter(None, stages):
         args = build_args(stage.keys, **stage.flags)
         flags = embedded_flags(args)
+        for name in HOOKS:
+            if path := getattr(flags, name):
+                load_attribute(path, name)
         settings = EpisodeSource(args).settings
+        if settings.value_pretraining.batches and settings.group_estimator:
+            raise ConfigError(
+                "value_pretraining trains a critic, but group_estimator: "
+                f"{settings.group_estimator} has none; leave one of them out"
+            )
         if flags.rollout_function_path in BATCHES:
             check_fixed_turn(args, settings)
         if flags.critic_load and is_checkpoint(flags.critic_load):

@@ -65,8 +65,13 @@ def claimed(folder: Path, settings: Mapping[str, Any], resume: bool = True) -> I
 
     Raises ConfigError as `check_folder` and `claim`, and if another process runs in it.
     """
+    from slime_verlog import ConfigError
+
     check_folder(folder, resume)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # of a file system such as /proc
+        raise ConfigError(f"no folder can be made at {folder}; choose another --out") from error
     if (folder / SETTINGS).exists() and not has_begun(folder):
         with locked(folder / SETTINGS):
             (folder / SETTINGS).unlink()

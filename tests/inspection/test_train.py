@@ -225,6 +225,11 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(case: str, tmp_path: 
         ),
         ("--set-flag rollout_batch_size=15", "not a multiple of --global-batch-size 8"),
         ("--updates 0", "num_rollout must be at least 1, got 0"),
+        ("--seeds 1 2 1", "--seeds names a seed twice"),
+        (
+            "--set-flag rollout_function_path=rollout.fixed_turns.generate_rollout",
+            "rollout_function_path",
+        ),
     ],
     ids=str,
 )
@@ -286,7 +291,7 @@ def test_a_failed_held_out_episode_is_named_and_fails_the_command(
     keys = {"rollout_interaction_env_path": path, "env": env, "max_env_retries_per_turn": 0}
     assert train(tmp_path, "--updates 2", **keys) == 1
     text = capsys.readouterr().out
-    assert "error: 2 held-out episodes failed and count as 0; the first: " in text
+    assert "error: 2 held-out episodes failed; the first: " in text
     assert "the game broke" in text
 
 
@@ -320,6 +325,15 @@ def test_notes_that_cannot_work_are_refused_before_imitation(
             "20 episodes per batch .* do not fill optimizer steps of global_batch_size 24",
         ),
         ("--set preset=sao --set-flag eps_clip_c=3.0", "policy_loss: dis has no dual clip"),
+        (
+            "--set value_pretraining.batches=1 --set n_env=12 --set group_estimator=grpo "
+            "--set-flag rollout_batch_size=6",
+            "value_pretraining trains a critic, but group_estimator: grpo has none",
+        ),
+        (
+            "--set value_pretraining.batches=1 --set n_env=12 --set-flag num_critic_only_steps=1",
+            "num_critic_only_steps: value_pretraining trains the critic that PPO starts from",
+        ),
     ],
 )
 def test_flags_that_the_first_update_refuses_are_refused_before_imitation(
@@ -347,10 +361,7 @@ def test_a_run_that_breaks_says_so_in_its_folder_and_on_its_page(
     out = tmp_path / "out"
     with pytest.raises(SystemExit, match="error: ") as caught:
         train(tmp_path, "--updates 2", rollout_interaction_env_path=path, env=env, **limits)
-    assert (
-        "after 0 updates: 3 of 3 held-out episodes failed and count as 0\n"
-        in capsys.readouterr().out
-    )
+    assert "after 0 updates: 3 of 3 held-out episodes failed\n" in capsys.readouterr().out
     stopped = json.loads((out / "about.json").read_text())["stopped"]
     assert str(caught.value) == f"error: {stopped}", stopped
     training = read_training(out, "out")
