@@ -169,3 +169,19 @@ def test_explained_variances_of_critic_heads_are_those_of_the_page() -> None:
         4,
         5,
     ]
+
+
+def test_ages_and_differences_of_the_off_policy_page_are_those_of_the_runs() -> None:
+    columns = ("turn/staleness", "actor/train_rollout_logprob_abs_diff", "actor/ppo_kl")
+    rows: dict[tuple[str, int], list[list[float]]] = defaultdict(list)
+    path = REPOSITORY / "studies" / "off_policy_goto" / "raw.csv"
+    with open(path, encoding="utf-8", newline="") as file:
+        for line in csv.DictReader(file):
+            if line["train/actor_trains"] not in ("", "0"):
+                run = line["variant"], int(line["seed"])
+                rows[run].append([float(line[name]) for name in columns])
+    page = (REPOSITORY / "docs" / "results" / "off_policy_plan.md").read_text("utf-8")
+    for age in (0, 1, 2, 4):
+        of_seeds = [np.mean(rows[f"age_{age}_steps_4", seed], axis=0) for seed in range(8)]
+        stale, difference, kl = np.mean(of_seeds, axis=0)
+        assert f"| {age} | {stale:.2f} | {difference:.3f} | {kl:.3f} |" in page
