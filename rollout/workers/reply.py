@@ -18,7 +18,9 @@ from rollout.spec import ObservationLimits
 from rollout.turn import EnvReply
 from slime_verlog import expected
 
-_Number = float | bool
+MAX_NUMBER = 1e30
+"""Sums of rewards and metrics stay finite, in float32 too."""
+_Number = Annotated[float, Field(ge=-MAX_NUMBER, le=MAX_NUMBER)] | bool
 _Text = Annotated[str, Field(max_length=1 << 40)]
 """With a limit, pydantic also refuses half of a surrogate pair, which a tokenizer cannot encode."""
 

@@ -34,6 +34,8 @@ REPLY = EnvReply(
     [
         ({"reward": float("nan")}, r"info\['reward'\] must be a finite number, got nan"),
         ({"reward": 10**400}, r"info\['reward'\] must be a number"),
+        ({"reward": 1e308}, r"info\['reward'\] must be at most 1e\+30, got 1e\+308"),
+        ({"metrics": {"m": -1e31}}, r"info\['metrics'\]\['m'\] must be at least -1e\+30"),
         ({"progression": 1.5}, r"info\['progression'\] must be at most 1, got 1.5"),
         ({"valid_action": 1}, r"info\['valid_action'\] must be true or false, got 1"),
         ({"terminated": True}, "done is False but terminated is True"),
