@@ -28,6 +28,21 @@ Record = dict[str, Any]
 Ids = tuple[list[int], list[int]]
 """Token ids of a turn's prompt and response."""
 FILE = "episodes.jsonl"
+TABLE_KEYS = (
+    "setting",
+    "player",
+    "task_name",
+    "task",
+    "env_path",
+    "seed",
+    "stop",
+    "success",
+    "return",
+    "progression",
+    "turns",
+    "valid_action_ratio",
+    "metrics",
+)
 _LARGE_KEYS = ("messages", "pictures", "story", "digests")
 _OPENINGS = (
     re.compile(r"<\|im_start\|>(?P<role>\w+)\n?"),  # ChatML: Qwen and many others
@@ -137,6 +152,13 @@ def _check_episode(episode: Any, where: str) -> None:
         raise ConfigError(
             f"{where} is not an episode: {place}: {first['msg']}".replace(": :", ":")
         ) from error
+
+
+def check_keys_of(episode: Record, where: str) -> None:
+    """Raise ConfigError if the record lacks a key that tables need."""
+    for key in TABLE_KEYS:
+        if key not in episode:
+            raise ConfigError(f"{where} has no key {key!r}, so it is in no table")
 
 
 def without_large(episode: Record) -> Record:

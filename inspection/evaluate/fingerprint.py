@@ -4,6 +4,7 @@ another."""
 import ast
 import hashlib
 import importlib.util
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,24 +18,27 @@ _FILE_NAME = re.compile(r"[\w./-]{1,100}\.\w+")
 
 
 def fingerprints(env_paths: Iterable[str], config: Mapping[str, Any]) -> dict[str, str]:
-    """Return a hash of each file that decides what the environments do, by `folder/name`.
+    """Return a hash of each file that decides what the environments do, by its path from the folder
+    of the environment or setting that leads to it.
 
     These are the environment's file or package, files that `config` names, such as data or
     `tools.py:function`, and what their code imports or names from its own folder, such as other
     modules and prompt templates.
     """
-    waiting = [path for env_path in env_paths for path in _environment(env_path)]
-    waiting += [path for text in _texts(config) for path in _named(text)]
-    found: set[Path] = set()
-    while waiting:
-        path = waiting.pop().resolve()
-        if path not in found:
-            found.add(path)
-            waiting += _used_by(path) if path.suffix == ".py" else []
+    starts = [_environment(env_path) for env_path in env_paths]
+    starts += [_named(text) for text in _texts(config)]
+    found: dict[Path, str] = {}
+    for start in filter(None, starts):
+        folder = start[0].resolve().parent
+        waiting = list(start)
+        while waiting:
+            path = waiting.pop().resolve()
+            if path not in found:
+                found[path] = os.path.relpath(path, folder)
+                waiting += _used_by(path) if path.suffix == ".py" else []
     digests: dict[str, str] = {}
-    for path in sorted(found):
-        name = f"{path.parent.name}/{path.name}"
-        # Two folders may have the same name.
+    for path, name in sorted(found.items()):
+        # Files of two folders may have the same name.
         content = digests.get(name, "").encode() + path.read_bytes()
         digests[name] = hashlib.blake2b(content, digest_size=8).hexdigest()
     return digests

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inspection.records import Record, read_episodes, without_large
+from inspection.records import Record, check_keys_of, read_episodes, without_large
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -16,8 +16,6 @@ COLUMNS = {
     "progression": "progression",
     "turns": "turns",
 }
-KEYS = ("setting", "player", "task_name", "task", "env_path", "seed", "stop")
-"""What a comparison needs of an episode beside the columns."""
 RESAMPLES = 10_000
 FEWEST = 4
 """Pairs of a task for an interval: that of fewer reaches from the least to the greatest
@@ -107,10 +105,7 @@ def _read(path: Path, setting: str | None) -> Episodes:
     found: dict[Key, dict[int, Record]] = {}
     settings = set()
     for number, episode in enumerate(read_episodes(path), 1):
-        if missing := [name for name in (*KEYS, *COLUMNS) if name not in episode]:
-            raise ConfigError(
-                f"{path}, episode {number}, has no key {missing[0]!r}, so it cannot be compared"
-            )
+        check_keys_of(episode, f"{path}, episode {number},")
         settings.add(episode["setting"])
         if setting not in (None, episode["setting"]):
             continue

@@ -27,7 +27,15 @@ from inspection.evaluate.fingerprint import fingerprints
 from inspection.evaluate.players import Kind, PlayerSpec, check_experts, read_player
 from inspection.evaluate.playing import Play, open_engine, open_player
 from inspection.evaluate.table import Key, SweepPoint, build_table, read_sweep, without_speed
-from inspection.records import FILE, Record, append_episode, read_episodes, replacing, without_large
+from inspection.records import (
+    FILE,
+    Record,
+    append_episode,
+    check_keys_of,
+    read_episodes,
+    replacing,
+    without_large,
+)
 from inspection.target import check_numbers
 from rollout.play.loop import gather
 from rollout.spec import EpisodeSpec
@@ -100,6 +108,8 @@ class RunFolder(ExitStack):
             )
         try:
             found = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or not isinstance(found.get("sources", {}), dict):
+                raise ValueError("it does not describe a run")
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file} cannot be read: {error}; give another --out") from error
         check_sources(
@@ -117,7 +127,8 @@ class RunFolder(ExitStack):
         if not file.exists():
             return
         with replacing(file) as part, open(part, "w", encoding="utf-8", errors="replace") as kept:
-            for episode in read_episodes(file):
+            for number, episode in enumerate(read_episodes(file), 1):
+                check_keys_of(episode, f"{file}, line {number},")
                 if episode["stop"] != "failed":
                     self._add(episode)
                     kept.write(json.dumps(episode, ensure_ascii=False) + "\n")

@@ -87,10 +87,13 @@ def read_sweep(options: Namespace) -> tuple[Record, list[SweepPoint]]:
     """Return the mapping with `--set` and the sweep's points; tries every task, or raises
     SlimeVerlogError."""
     config = evaluated(options)
+    given = {split_assignment(text, "--set", "n_env=8")[0] for text in options.set}
     points = []
     for values in sweep_points(options.sweep):
         swept = config
         for key, value in values.items():
+            if key in given:
+                raise ConfigError(f"{key} is given by --set and by --sweep; leave one of them out")
             swept = set_key(swept, key, value)
         settings = check_keys(swept)
         build_memory(settings.memory)
@@ -110,6 +113,8 @@ def sweep_points(sweeps: Sequence[str]) -> list[Record]:
     axes: list[list[tuple[str, Any]]] = []
     for sweep in sweeps:
         key, values = split_assignment(sweep, "--sweep", "memory.n=1,2,4")
+        if any(key == other for axis in axes for other, _ in axis):
+            raise ConfigError(f"--sweep {key} is given twice; give all its values at once")
         axes.append([(key, value) for value in read_value(f"[{values}]", sweep)])
     return [dict(point) for point in itertools.product(*axes)]
 
@@ -169,6 +174,7 @@ class Table:
     def as_markdown(self) -> str:
         """An aligned table with the caption below it, for documents and the terminal."""
         names, (titles, *lines) = self._grid()
+        lines = [[_in_markdown(cell) for cell in line] for line in lines]
         marks = ["---"] * names + ["---:"] * (len(titles) - names)
         rows = align([titles, marks, *lines], names, border=" | ")
         return "\n".join([*(f"| {row} |" for row in rows), "", self.caption, ""])
@@ -194,6 +200,11 @@ class Table:
                 )
             lines.append(cells)
         return len(names), lines
+
+
+def _in_markdown(cell: str) -> str:
+    """Return a text that neither ends its cell nor its row."""
+    return " ".join(cell.replace("|", "\\|").split())
 
 
 def build_table(player: str, points: Sequence[SweepPoint], rows: Mapping[Key, Record]) -> Table:

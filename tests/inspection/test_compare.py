@@ -114,7 +114,7 @@ def test_what_cannot_be_paired_is_refused_in_one_sentence(tmp_path: Path) -> Non
         "game": "goto 0 is not the same game in A and B: env_path is 'envs.babyai' and 'envs.crafter'",
         "lost": "have a failed episode",
         "none": "none cannot be read",
-        "old": "old, episode 1, has no key 'setting', so it cannot be compared",
+        "old": "old, episode 1, has no key 'setting', so it is in no table",
     }.items():
         assert words in error_of("compare", tmp_path / "a", tmp_path / other)
     said = error_of("compare", tmp_path / "a", tmp_path / "a", "--settings", "x", "-")

@@ -217,6 +217,8 @@ def test_a_run_whose_first_episodes_all_fail_ends_early(tmp_path: Path) -> None:
         ("--sweep memory.n=1,1", "--sweep has memory.n=1 twice"),
         ("--sweep memory.n=1,x", "memory.n must be an integer, got 'x'"),
         ("--sweep memory.n=[1", "is not valid YAML"),
+        ("--sweep memory.n=1 --sweep memory.n=2", "--sweep memory.n is given twice"),
+        ("--sweep memory.n=1 --set memory.n=2", "memory.n is given by --set and by --sweep"),
         ("--episodes 0", "--episodes must be at least 1, got 0"),
     ],
 )

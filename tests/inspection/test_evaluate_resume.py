@@ -1,5 +1,6 @@
 """An evaluation that was cut, killed or interrupted goes on where it stopped."""
 
+import json
 import os
 import signal
 import subprocess
@@ -70,9 +71,47 @@ def test_results_of_another_version_of_the_environment_are_not_printed_as_if_the
     (tmp_path / "unrelated.py").write_text("x = 1\n")
     assert evaluate(*given, "--episodes", "5") == 0, "the environment is the same"
     (tmp_path / "rules.py").write_text("LENGTH = 4\n")
-    other = f"holds episodes of another version of the environment: {tmp_path.name}/rules.py changed since; "
+    other = "holds episodes of another version of the environment: rules.py changed since; "
     assert f"{tmp_path}/out {other}give another --out" in error_of("evaluate", *given)
     assert evaluate(*given, "--out", str(tmp_path / "new")) == 0
+
+
+def test_another_version_in_a_folder_with_another_name_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ("--player", "random", "--out", str(tmp_path / "out"))
+    for version, line in (("first", ""), ("copy", ""), ("second", "LENGTH = 4\n")):
+        folder = tmp_path / version
+        folder.mkdir()
+        (folder / "game.py").write_text(f"from {COUNTING} import build_env\n{line}")
+        monkeypatch.chdir(folder)
+        given = write_config(folder, rollout_interaction_env_path="game.py")[:1]
+        if version != "second":
+            assert evaluate(*given, *out) == 0
+    assert "another version of the environment: game.py changed" in error_of(
+        "evaluate", *given, *out
+    )
+
+
+@pytest.mark.parametrize("key", ["stop", "seed", "setting", "metrics", "valid_action_ratio"])
+def test_a_record_that_lacks_a_key_is_refused_with_its_line(tmp_path: Path, key: str) -> None:
+    given = [*write_config(tmp_path), "--player", "random"]
+    assert evaluate(*given) == 0
+    file = tmp_path / "out" / "episodes.jsonl"
+    first, *others = map(json.loads, file.read_text().splitlines())
+    del first[key]
+    before = "".join(json.dumps(episode) + "\n" for episode in (first, *others))
+    file.write_text(before)
+    assert f"episodes.jsonl, line 1, has no key '{key}'" in error_of("evaluate", *given)
+    assert file.read_text() == before
+
+
+def test_a_damaged_description_of_a_run_is_refused(tmp_path: Path) -> None:
+    given = [*write_config(tmp_path), "--player", "random"]
+    assert evaluate(*given) == 0
+    for damaged in ("[]", '{"sources": []}'):
+        (tmp_path / "out" / "run.json").write_text(damaged)
+        assert "run.json cannot be read: it does not describe a run" in error_of("evaluate", *given)
 
 
 def test_a_line_that_was_cut_is_dropped_and_its_episode_played_again(tmp_path: Path) -> None:
