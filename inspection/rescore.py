@@ -97,12 +97,13 @@ def rescored(episode: Mapping[str, Any], score: Score) -> dict[str, Any]:
         raise ConfigError(f"{where}: {error}") from error
     except Exception as error:
         raise ConfigError(f"the new reward fails on {where}: {describe(error)}") from error
-    rewards = given if isinstance(given, list | tuple) else [0.0] * (len(story) - 1) + [given]
+    plain = given.tolist() if hasattr(given, "tolist") else given  # NumPy's
+    rewards = plain if isinstance(plain, list | tuple) else [0.0] * (len(story) - 1) + [plain]
     try:
-        numbers = [float(number) for number in rewards]
+        numbers = [math.nan if isinstance(reward, str) else float(reward) for reward in rewards]
     except (TypeError, ValueError):
         numbers = [math.nan]
-    if len(numbers) != len(story) or not all(map(math.isfinite, numbers)):
+    if len(numbers) != len(story) or not math.isfinite(sum(numbers)):
         raise ConfigError(
             f"the new reward of {where} ({len(story)} turns) is {given!r:.200}; {FORM}"
         )

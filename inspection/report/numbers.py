@@ -141,13 +141,13 @@ def _validity(turns: Sequence[Turn], translatable: int) -> Values:
 
 def _failures(episodes: Sequence[Episode]) -> Values:
     stops = Counter(episode.stop for episode in episodes if not episode.success)
-    failed = sum(episode.fault is not None or episode.stop == "failed" for episode in episodes)
+    played = [e for e in episodes if e.fault is None and e.stop != "failed"]
     repeated = sum(len(find_repeats(episode)) for episode in episodes)
     known = sum(turn.state is not None for episode in episodes for turn in episode.turns)
     return {
-        "mean_progression": statistics.fmean(episode.progression for episode in episodes),
-        "equal_returns": _equal_returns(episodes),
-        "lost_environment": _share(failed, len(episodes)),
+        "mean_progression": statistics.fmean(e.progression for e in played or episodes),
+        "equal_returns": _equal_returns(played or episodes),
+        "lost_environment": _share(len(episodes) - len(played), len(episodes)),
         "out_of_time": _share(stops["time_limit"] + stops["max_turns"], len(episodes)),
         "out_of_context": _share(stops["context"] + stops["encoding"], len(episodes)),
         "stuck_turns": _share(repeated, known),

@@ -105,10 +105,12 @@ def test_ends_of_episodes(tmp_path: Path) -> None:
             seed=seed,
             stop=stop,
             fault=fault,
+            progression=0.0 if fault else 0.5,
         )
     column = numbers(tmp_path)
     for key in ("out_of_time", "out_of_context", "lost_environment"):
         assert number(column, key) == 0.25, key
+    assert number(column, "mean_progression") == 0.5, "that of a failed episode is not known"
 
 
 def test_tokens_and_cut_answers_are_counted_where_they_are_recorded(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ def short(episode):
 def infinite(episode):
     return float("inf")
 
+def texts(episode):
+    return ["1"] * len(episode["story"])
+
+def huge(episode):
+    return [1e308] * len(episode["story"])
+
 def broken(episode):
     return episode["nothing"]
 """
@@ -72,6 +78,8 @@ def test_a_number_is_paid_in_the_last_turn_and_old_and_new_are_compared(
         ("text", "task t, seed 1 (3 turns) is 'good'; return a number"),
         ("short", "is [1.0]; return a number, or one number per turn"),
         ("infinite", "is inf; return"),
+        ("texts", "is ['1', '1', '1']; return"),
+        ("huge", "is [1e+308, 1e+308, 1e+308]; return"),
         ("broken", "fails on task t, seed 1: KeyError: 'nothing' at "),
     ],
 )
