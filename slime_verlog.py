@@ -243,6 +243,12 @@ def _explain(
 ) -> str:
     """pydantic's errors as one sentence about the first mistake in the YAML."""
     first = errors[0]
+    outer = _path_of(first, mapping)
+    if outer:  # an alternative that reads the value's parts says more about it
+        parts = (f"{outer}.", f"{outer}[")
+        first = next((e for e in errors if _path_of(e, mapping).startswith(parts)), first)
+    if first["type"] == "invalid_key" or first["loc"][-1:] == ("[key]",):
+        return f"key {first['input']!r} is not text; put it in quotes"
     if first["type"] == "missing":
         # A misspelled required key raises both errors; report the unknown key.
         first = next((error for error in errors if error["type"] == "extra_forbidden"), first)
@@ -265,6 +271,8 @@ def _explain(
         sentence += (
             " (YAML reads numbers as 0.99 and 1.0e-6: with a dot, and a sign in the exponent)"
         )
+    if first["type"] == "string_type" and isinstance(first["input"], bool):
+        sentence += " (YAML reads yes, no, on and off as true and false; put the word in quotes)"
     return sentence
 
 

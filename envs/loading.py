@@ -140,6 +140,8 @@ def load_attribute(path: str, key: str) -> Any:
     """Return `package.module.name`, `package.module:name` or `file.py:name`; raises ConfigError,
     with `key`."""
     module_path, _, name = path.rpartition(":" if ":" in path else ".")
+    if path.endswith(".py"):
+        raise ConfigError(f"{key}: {path} names no function; give {path}:FUNCTION")
     if not module_path or not name:
         raise ConfigError(
             f"{key} must be an import path such as my_package.my_module.my_function, got {path!r}"

@@ -34,6 +34,7 @@ class Outer(Settings):
     several: tuple[Inner, ...] = ()
     given_schema: Mapping[str, Any] | None = Field(None, alias="schema")
     source: str | tuple[Any, ...] | None = None
+    choices: Mapping[str, str] | tuple[str, ...] = ()
     sweep: Mapping[str, tuple[Any, ...]] = {}
     nested: Annotated[Inner | str, Field(union_mode="left_to_right")] = Inner()
 
@@ -86,6 +87,14 @@ def test_settings_cannot_be_changed() -> None:
         ({"vlm": "yes"}, "env.vlm must be true or false or 'only', got 'yes'"),
         ({"weights": [1]}, "env.weights must be a mapping, got [1]"),
         ({"names": ["goto", 3]}, "env.names[1] must be text, got 3"),
+        ({"choices": [3]}, "env.choices[0] must be text, got 3"),
+        (
+            {"names": [True]},
+            "env.names[0] must be text, got True (YAML reads yes, no, on and off as true and false; "
+            "put the word in quotes)",
+        ),
+        ({True: 3}, "key True is not text; put it in quotes"),
+        ({"weights": {5: 1.0}}, "key 5 is not text; put it in quotes"),
         ({"source": 3}, "env.source must be text or a list, got 3"),
         ({"nested": {"period": 13}}, "a period of 13 brings bad luck"),
         ({"nested": 3}, "env.nested must be a mapping or text, got 3"),

@@ -235,6 +235,7 @@ def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:
             )
         data = data[task]
     if not isinstance(data, str):
+        _check_rows(data, "env.data")
         return data
     path = Path(data).expanduser()
     try:
@@ -246,26 +247,40 @@ def _rows(data: Any, task: str) -> Sequence[Mapping[str, Any]]:
 @functools.lru_cache(maxsize=8)
 def _read_rows(path: Path, edited: int) -> Sequence[Mapping[str, Any]]:
     rows = read_rows(path, "env.data")
-    if isinstance(rows, ParquetRows) or (
-        isinstance(rows, list) and all(isinstance(row, dict) for row in rows)
-    ):
-        return rows
-    raise ConfigError(f"env.data: {path} must hold a list of objects")
+    if not isinstance(rows, ParquetRows):
+        _check_rows(rows, f"env.data: {path}")
+    return rows
+
+
+def _check_rows(rows: Any, where: str) -> None:
+    if not isinstance(rows, list | tuple) or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"{where} must hold a list of objects, got {short(rows)}")
 
 
 def read_rows(path: Path, key: str) -> Any:
     """Read the rows of a .parquet file or of JSON lines, or what a .json file holds; ConfigErrors
-    name the `key`."""
+    name the `key`, and the line of a damaged file."""
     if path.suffix == ".parquet":
         return ParquetRows(path)
+    if path.suffix not in (".json", ".jsonl"):
+        raise ConfigError(f"{key}: {path} must be a .parquet, .jsonl or .json file")
+    where = f"{key}: {path}"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        if path.suffix == ".json":
-            return json.loads(text)
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    except ValueError as error:
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where} is not a text file in UTF-8: {error.reason}") from error
+    if path.suffix == ".json":
+        return _read_json(text, where)
+    lines = enumerate(text.split("\n"), 1)
+    return [_read_json(line, f"{where}, line {number},") for number, line in lines if line.strip()]
+
+
+def _read_json(text: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{key}: {path} is damaged, not valid {path.suffix[1:].upper()}: {error}"
+            f"{where} is damaged, not valid JSON: {getattr(error, 'msg', error)}"
         ) from error
 
 

@@ -79,13 +79,12 @@ class MemorySettings(Settings):
     def unread(self, history: str) -> list[str]:
         """Return the given keys that `kind` does not read; none for a factory, which may read them
         all."""
-        read = (
-            _READ_BY_COMPACTION
-            if (self.kind, history) == ("notes", "full")
-            else _READ.get(self.kind)
-        )
-        unread = self.model_fields_set - {"kind", *read} if read is not None else set[str]()
-        return [f"memory.{key}" for key in sorted(unread)]
+        if self.kind not in _READ:
+            return []
+        read = _READ[self.kind]
+        if history == "full":
+            read = _READ_BY_COMPACTION if self.kind == "notes" else set[str]()
+        return [f"memory.{key}" for key in sorted(self.model_fields_set - {"kind", *read})]
 
     @model_validator(mode="after")
     def _no_window_beside_notes(self) -> Self:

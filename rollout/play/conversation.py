@@ -207,6 +207,17 @@ class Growing:
         self.messages = self.told = [*self.messages, response]
 
 
+def _check_message(role: Any, content: Any) -> None:
+    """Raise TypeError or ValueError for what no chat template can show."""
+    if not isinstance(role, str):
+        raise TypeError(f"role is {role!r}")
+    if not isinstance(content, str | list):
+        raise TypeError(f"content is {content!r}")
+    for text in [content] if isinstance(content, str) else [part.get("text") for part in content]:
+        if text is not None:
+            text.encode()
+
+
 def build_messages(
     memory: Memory,
     instruction_prompt: str,
@@ -220,11 +231,8 @@ def build_messages(
     system = [{"role": "system", "content": instruction_prompt}] if instruction_prompt else []
     try:
         shown = list(memory.messages(past, index))
-        _ = [
-            message["role"] + message["content"]
-            for message in shown
-            if isinstance(message["content"], str)
-        ]
+        for message in shown:
+            _check_message(message["role"], message["content"])
     except Exception as error:  # of a factory's memory
         told = (
             f"{type(memory).__name__}.messages must return a list of messages with role and content"

@@ -1,6 +1,7 @@
 """Questions: pictures keep their place between the texts, and what cannot be shown is refused by
 name."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +86,26 @@ def test_each_round_of_seeds_asks_every_row_once() -> None:
     rounds = [[ask(seed) for seed in range(first, first + 7)] for first in (0, 7)]
     assert sorted(rounds[0]) == sorted(rounds[1]) == [row["question"] for row in rows]
     assert rounds[0] != rounds[1], "in another order"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("q.jsonl", '{"question": "a"}\n\n{"question"\n', r"q.jsonl, line 3, is damaged"),
+        ("q.json", "[1", "q.json is damaged, not valid JSON"),
+        ("q.json", "[1]", r"q.json must hold a list of objects, got \[1\]"),
+        ("q.csv", "question\na\n", "q.csv must be a .parquet, .jsonl or .json file"),
+    ],
+)
+def test_data_that_cannot_be_read_is_named_with_its_line(
+    name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    given = SimpleNamespace(metadata={"task": "t", "seed": 0})
+    with pytest.raises(ConfigError, match=words):
+        read_question(given, QuestionSettings(data=str(tmp_path / name)))
+    with pytest.raises(ConfigError, match="env.data must hold a list of objects"):
+        read_question(given, QuestionSettings(data=(5,)))
 
 
 def user(part: Any) -> list[dict[str, Any]]:

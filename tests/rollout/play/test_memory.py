@@ -71,6 +71,8 @@ class Memory:
 last = lambda settings: Memory(message for message in [{"role": "user", "content": "You went left."}])
 none = lambda settings: None
 text = lambda settings: Memory("You went left.")
+number = lambda settings: Memory([{"role": "user", "content": 5}])
+half = lambda settings: Memory([{"role": "user", "content": "\\ud800"}])
 breaks = lambda settings: Memory(lambda: 1 / 0)
 """
 
@@ -87,7 +89,10 @@ def test_a_factory_may_lie_in_a_file(tmp_path: Path) -> None:
         ("no.such.module", "memory.kind: there is no module no.such"),
         ("{folder}/mine.py:none", "returned None; return an object with `horizon`"),
         ("{folder}/mine.py:text", "Memory.messages must return a list"),
-        ("{folder}/mine.py:breaks", "ZeroDivisionError: division by zero at .*mine.py:14"),
+        ("{folder}/mine.py:number", "Memory.messages must return a list.*content is 5"),
+        ("{folder}/mine.py:half", "Memory.messages must return a list.*surrogates not allowed"),
+        ("{folder}/mine.py", "names no function; give .*mine.py:FUNCTION"),
+        ("{folder}/mine.py:breaks", "ZeroDivisionError: division by zero at .*mine.py:16"),
     ],
 )
 def test_a_memory_that_is_unknown_or_does_not_work_is_named(
