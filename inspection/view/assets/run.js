@@ -54,7 +54,7 @@ function evaluations(study, peers = [study]) {
 /** The standard error of a held-out mean, from the page's episodes; the metrics have only the mean. */
 function meanError(study, update, what) {
   const run = page.head.runs.length > 1 ? study.run : 0;
-  const rows = page.head.episodes.filter((row) => row.update === update && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
+  const rows = page.head.episodes.filter((row) => row.update === update && !row.fault && row.player !== TRAINING && (row.run || 0) === run && (!row.study || row.study === study.name));
   return standardError(rows.map((row) => row[what]).filter((x) => x !== null));
 }
 
