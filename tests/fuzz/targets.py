@@ -34,7 +34,7 @@ from rollout.errors import CheckpointError, ConfigError, EngineError, Environmen
 from rollout.play.engine import parse_generation, read_json
 from rollout.tokens.encoding import DeltaEncoder
 from rollout.turn import EnvReply
-from rollout.workers.reply import check_info, check_observation, check_reply
+from rollout.workers.reply import check_info, check_observation, check_reply, read_step
 from tests.fixtures.chatml import chatml_tokenizer
 
 GAMES = {babyai: "goto", babaisai: "goto_win", crafter: "default"}
@@ -146,6 +146,7 @@ def environment_reply(data: bytes) -> None:
     changes = value if isinstance(value, dict) else {"info": value, "observation": value}
     reply = EnvReply(**{key: changes.get(key, default) for key, default in REPLY.items()})
     with suppress(EnvironmentFault):
+        read_step((reply.observation, reply.done, reply.info))
         check_info(reply.info, reply.done)
         check_observation(reply.observation)
         check_reply(reply)
