@@ -55,8 +55,7 @@ class WarmStart(Settings):
     max_turns: int = Field(default=100, ge=1)
     """Turns after which a demonstrated episode is cut."""
     epoch_tokens: int = Field(default=300_000, ge=1)
-    """Tokens per epoch, prompts included; turns beyond that are left out, evenly over the
-    demonstrations. Where a prompt repeats the turn before it, as with `history: full`, up to
+    """Tokens per epoch, prompts included; turns beyond that are left out at random. Where a prompt repeats the turn before it, as with `history: full`, up to
     `batch_size` turns share a prompt."""
     random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""
@@ -149,10 +148,7 @@ def make_policy(
     save_policy(model, tokenizer, folder)
     actor = megatron.build_model(folder, megatron.initialize(), bf16=settings.bf16)
     samples = join_turns(data, settings.batch_size)
-    # Too many turns are thinned out evenly.
-    step = max(1, math.ceil(sum(samples["total_lengths"]) / settings.epoch_tokens))
-    thinned = {key: values[::step] for key, values in samples.items()}
-    loss = imitate(actor, thinned, settings, seed)
+    loss = imitate(actor, thin(samples, settings.epoch_tokens, seed), settings, seed)
     write_policy(folder, megatron.megatron_to_hf(actor.state_dict(), model.config), Path(folder))
     imitation = Imitation(loss, max(prompts), max(answers), **statistics_of(turns))
     write_text(Path(folder) / IMITATION_FILE, json.dumps(vars(imitation)) + "\n")
@@ -183,6 +179,17 @@ def _demonstrate(config: RolloutSettings, settings: WarmStart, seed: int) -> lis
 
 def _round_up(number: float, step: int) -> int:
     return math.ceil(number / step) * step
+
+
+def thin(samples: RolloutData, epoch_tokens: int, seed: int) -> RolloutData:
+    """Return as many of the samples, in their order, as have about `epoch_tokens` tokens.
+
+    They are chosen at random: evenly spaced ones would miss what comes in every so many turns.
+    """
+    count = len(samples["total_lengths"])
+    step = max(1, math.ceil(sum(samples["total_lengths"]) / epoch_tokens))
+    chosen = sorted(random.Random(f"thin/{seed}").sample(range(count), math.ceil(count / step)))
+    return {key: [values[place] for place in chosen] for key, values in samples.items()}
 
 
 def statistics_of(turns: Sequence[Demonstration]) -> dict[str, float]:

@@ -24,6 +24,7 @@ from embedded.warmstart.imitation import (
     imitate,
     join_turns,
     make_policy,
+    thin,
 )
 from embedded.warmstart.policy import CHAT_TEMPLATE, PolicySize, train_tokenizer
 from rollout.bridge.settings import load_settings
@@ -224,3 +225,11 @@ def test_what_cannot_be_demonstrated_is_refused() -> None:
         demonstrate(
             config(rollout_interaction_env_path="tests.fixtures.counting_env", env={}), 1, 0.0, 0
         )
+
+
+def test_thinning_out_does_not_miss_what_comes_in_every_fourth_turn() -> None:
+    samples = {"total_lengths": [10] * 4000, "turn": list(range(4000))}
+    kept = thin(samples, 10_000, 0)["turn"]
+    assert len(kept) == 1000 and kept == sorted(set(kept))
+    assert all(200 < sum(turn % 4 == rest for turn in kept) < 300 for rest in range(4))
+    assert thin(samples, 40_000, 0) == samples
