@@ -55,8 +55,8 @@ class WarmStart(Settings):
     max_turns: int = Field(default=100, ge=1)
     """Turns after which a demonstrated episode is cut."""
     epoch_tokens: int = Field(default=300_000, ge=1)
-    """Tokens per epoch, prompts included; turns beyond that are left out at random. Where a prompt repeats the turn before it, as with `history: full`, up to
-    `batch_size` turns share a prompt."""
+    """Tokens per epoch, prompts included; turns beyond that are left out at random. Where a prompt
+    repeats the turn before it, as with `history: full`, up to `batch_size` turns share a prompt."""
     random_share: float = Field(default=0.85, ge=0, le=1)
     """Probability that a demonstrated action is random instead of the expert's."""
     epochs: int = Field(default=5, ge=1)
