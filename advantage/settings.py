@@ -63,7 +63,7 @@ class ValuePretrainingSettings(Settings):
     batches: int = Field(default=0, ge=0)
     """Batches that the frozen policy plays for it; 0 turns value pretraining off. It is a whole
     run: `--num-rollout` and `--num-critic-only-steps` must have the same value. Whole episodes are
-    held out, and fewer than ten are warned of."""
+    held out; a warning says if there are fewer than ten."""
     held_out: float = Field(default=0.2, gt=0, lt=1)
     """Share of the turns that the critic is measured on and never trained on; always whole
     episodes."""

@@ -154,7 +154,7 @@ def _check_episode(episode: Any, where: str) -> None:
         ) from error
 
 
-def check_keys_of(episode: Record, where: str) -> None:
+def check_table_keys(episode: Record, where: str) -> None:
     """Raise ConfigError if the record lacks a key that tables need."""
     for key in TABLE_KEYS:
         if key not in episode:

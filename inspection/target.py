@@ -88,7 +88,6 @@ def check_free(path: Path, overwrite: bool, read: Iterable[Path] = ()) -> None:
 
     if path.resolve() in {source.resolve() for source in read}:
         raise ConfigError(f"--out {path} is read here, and would be lost; give another place")
-
     if path.is_file() and not overwrite:
         raise ConfigError(
             f"--out {path} exists; give another file, or replace this one with --overwrite"

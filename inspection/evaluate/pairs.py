@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inspection.records import Record, check_keys_of, read_episodes, without_large
+from inspection.records import Record, check_table_keys, read_episodes, without_large
 from inspection.text import align
 from slime_verlog import ConfigError
 
@@ -105,7 +105,7 @@ def _read(path: Path, setting: str | None) -> Episodes:
     found: dict[Key, dict[int, Record]] = {}
     settings = set()
     for number, episode in enumerate(read_episodes(path), 1):
-        check_keys_of(episode, f"{path}, episode {number},")
+        check_table_keys(episode, f"{path}, episode {number},")
         settings.add(episode["setting"])
         if setting not in (None, episode["setting"]):
             continue

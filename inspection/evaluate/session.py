@@ -31,7 +31,7 @@ from inspection.records import (
     FILE,
     Record,
     append_episode,
-    check_keys_of,
+    check_table_keys,
     read_episodes,
     replacing,
     without_large,
@@ -128,7 +128,7 @@ class RunFolder(ExitStack):
             return
         with replacing(file) as part, open(part, "w", encoding="utf-8", errors="replace") as kept:
             for number, episode in enumerate(read_episodes(file), 1):
-                check_keys_of(episode, f"{file}, line {number},")
+                check_table_keys(episode, f"{file}, line {number},")
                 if episode["stop"] != "failed":
                     self._add(episode)
                     kept.write(json.dumps(episode, ensure_ascii=False) + "\n")

@@ -20,7 +20,7 @@ from rollout.turn import Batch, Segment, StopReason
 logger = logging.getLogger(__name__)
 
 FEW_EPISODES = 10
-"""With fewer, one episode is held out, and what the critic explains of it says little."""
+"""With fewer, one or two are held out, and what the critic explains of them says little."""
 
 
 async def play_or_draw(
