@@ -12,9 +12,9 @@ import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from envs.call_form import CallForm
 from rollout.bridge.settings import RolloutSettings
@@ -25,6 +25,8 @@ from rollout.workers.abilities import suggest
 from rollout.workers.child import BadReplyError, ChildLostError
 from rollout.workers.hosts import BACKENDS, Host
 from rollout.workers.utilization import Utilization
+
+Result = TypeVar("Result")
 
 BOUNDARIES = {"ToolError": "tool_raised", "JudgeError": "judge_raised"}
 """Errors inside an environment that are counted apart from `raised`, by class name."""
@@ -190,65 +192,32 @@ class EnvSession:
         Raises:
             EnvironmentFault: the episode could not be restored; the text holds what reproduces it.
         """
-        reply = await self._attempt(response_text)
+        reply = await self._persist(lambda: self._step(response_text), response_text)
         self.responses.append(response_text)
         return reply
 
     async def ensure(self) -> EnvReply:
         """Start or replay the environment unless it is alive; returns its last reply. Raises as
         `step`."""
-        return await self._attempt(None)
+        return await self._persist(self._restore)
 
     async def suggest(self, player: str, seed: int) -> str:
         """Return the next response of the player `random` or `expert`; raises EnvironmentFault if
-        it fails.
+        it fails."""
+        return await self._persist(lambda: self._suggest(player, seed))
 
-        If the worker is lost, the episode is replayed on another and the player is asked again.
+    async def _persist(
+        self, action: Callable[[], Awaitable[Result]], response_text: str | None = None
+    ) -> Result:
+        """Run `action`, which restores the episode first; after a fault, run it again.
+
+        `response_text` is what a step responds. Raises as `step`.
         """
-        settings = self._pool.settings
-        failure: ChildLostError | WorkerFault | None = None
-        for _ in range(settings.max_env_retries_per_turn + 1):
-            await self.ensure()
-            try:
-                self._host, answer = await self._worker.call(
-                    self._host, settings.env_step_timeout_s, "ask", self._key, suggest, player, seed
-                )
-                return answer
-            except ChildLostError as error:
-                failure = error
-                self._host = None
-            except WorkerFault as error:
-                failure = error
-                break
-        raise EnvironmentFault(
-            f"the {player} player failed: {failure}\n{self.describe()}"
-        ) from failure
-
-    async def _attempt(self, response_text: str | None) -> EnvReply:
-        """Take a step, or with None make sure that the environment exists; replay the episode after
-        a fault."""
-        settings = self._pool.settings
         failure = ""
         trace = ""
-        known = len(self.digests)
-        for _ in range(settings.max_env_retries_per_turn + 1):
+        for _ in range(self._pool.settings.max_env_retries_per_turn + 1):
             try:
-                reply = (
-                    await self._rebuild()
-                    if self._host is None or self.reply is None
-                    else self.reply
-                )
-                if response_text is not None:
-                    # In the worker, `EnvHost.step` (workers/worker.py) calls the environment's
-                    # `step`.
-                    self._host, reply = await self._worker.call(
-                        self._host, settings.env_step_timeout_s, "step", self._key, response_text
-                    )
-                    self.digests.append(reply.digest)
-                if reply.was_cut and len(self.digests) > known and not self.replayed:
-                    self._pool.faults["observation_cut"] += 1
-                self.reply = reply
-                return reply
+                return await action()
             except ReplayError as error:
                 failure = f"{failure}; {error}" if failure else str(error)
                 trace = ""
@@ -258,6 +227,41 @@ class EnvSession:
                 trace = getattr(error, "trace", "")
                 self._host = None
         raise EnvironmentFault(f"{failure}\n{trace}{self.describe(response_text)}")
+
+    async def _step(self, response_text: str) -> EnvReply:
+        await self._restore()
+        # In the worker, `EnvHost.step` (workers/worker.py) calls the environment's `step`.
+        reply = await self._call("step", response_text)
+        self.digests.append(reply.digest)
+        self._count_cut(reply)
+        self.reply = reply
+        return reply
+
+    async def _suggest(self, player: str, seed: int) -> str:
+        await self._restore()
+        try:
+            return await self._call("ask", suggest, player, seed)
+        except WorkerFault as error:
+            # The player's mistake: it would be made again.
+            raise EnvironmentFault(
+                f"the {player} player failed: {error}\n{self.describe()}"
+            ) from error
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        self._host, answer = await self._worker.call(
+            self._host, self._pool.settings.env_step_timeout_s, method, self._key, *arguments
+        )
+        return answer
+
+    def _count_cut(self, reply: EnvReply) -> None:
+        if reply.was_cut and not self.replayed:
+            self._pool.faults["observation_cut"] += 1
+
+    async def _restore(self) -> EnvReply:
+        """The last reply, after a start or a replay if no host holds the episode."""
+        if self._host is None or self.reply is None:
+            return await self._rebuild()
+        return self.reply
 
     async def _rebuild(self) -> EnvReply:
         settings = self._pool.settings
@@ -278,6 +282,8 @@ class EnvSession:
             raise ReplayError(f"the replayed episode differs from the original at step {step}")
         if self.digests:
             self._pool.faults["replayed"] += 1
+        else:
+            self._count_cut(reply)
         self._host = host
         self.digests = digests
         self.reply = reply
