@@ -134,8 +134,12 @@ class EnvHost:
             return False, _fault(error, called, spec.env_path if spec is not None else "")
 
 
+AUTHORS_NAMES = {"build": "build_env", "suggest": "expert_action or actions", "draw": "render"}
+"""What the author of an environment wrote, for functions that call it."""
+
+
 def _fault(error: BaseException, method: str, path: str) -> WorkerFault:
-    called = "build_env" if method == "build" else method
+    called = AUTHORS_NAMES.get(method, method)
     place = place_of(error, path)
     match error:
         case SlimeVerlogError():
