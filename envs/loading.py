@@ -74,7 +74,7 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
     """Call the module's `build_env`; raises ConfigError if it takes other arguments or returns no
     environment."""
     build_env = load_env_module(path).build_env
-    _check_arguments(build_env, "build_env(sample, args)", sample, args)
+    check_arguments(build_env, "build_env(sample, args)", sample, args)
     env = finish(build_env(sample, args))
     lacking = [
         name for name in ("reset", "step", "close") if not callable(getattr(env, name, None))
@@ -86,8 +86,8 @@ def call_build_env(path: str, sample: Any, args: Any) -> Any:
             f"{path}: build_env returned {reprlib.repr(env)}, which lacks {', '.join(lacking)}; "
             "return an instance of a subclass of envs.base.BaseInteractionEnv"
         )
-    _check_arguments(env.reset, "reset(self)")
-    _check_arguments(env.step, "step(self, response_text)", "")
+    check_arguments(env.reset, "reset(self)")
+    check_arguments(env.step, "step(self, response_text)", "")
     for name in ("reset", "step", "close"):
         method = getattr(env, name, None)
         if inspect.iscoroutinefunction(method):
@@ -121,7 +121,7 @@ def checked_text(said: Any, script: Any) -> str:
     raise EnvironmentFault(f"`{name}` returned {reprlib.repr(said)}; return text{place}")
 
 
-def _check_arguments(function: Any, form: str, *arguments: Any) -> None:
+def check_arguments(function: Any, form: str, *arguments: Any) -> None:
     """Raise ConfigError, with the function's place, unless it can be called as `form` says."""
     try:
         signature = inspect.signature(function, follow_wrapped=False)

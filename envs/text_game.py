@@ -26,7 +26,7 @@ from envs.base import (
 )
 from envs.calls import outside_thoughts
 from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, place_of_method
-from envs.loading import finish
+from envs.loading import check_arguments, finish
 from envs.templates import render_template
 from slime_verlog import Field, Settings
 
@@ -150,6 +150,9 @@ class TextGame(BaseInteractionEnv):
                 f"env.shaping: {type(self).__name__} cannot measure how far its goal is; set it to "
                 "0"
             )
+        check_arguments(self.start, "start(self)")
+        check_arguments(self.play, "play(self, action)", "")
+        check_arguments(self.translate, "translate(self, candidate)", "")
         self.settings = settings
         self.max_steps = settings.max_steps or self.max_steps
         self._running = False

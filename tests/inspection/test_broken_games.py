@@ -32,6 +32,12 @@ MISTAKES = {
         "metrics of a Frame must be Mapping",
         "return Frame(",
     ),
+    "start with an argument": (
+        "def start(self)",
+        "def start(self, seed)",
+        "start cannot be called as start(self): missing a required argument: 'seed'",
+        "def start(",
+    ),
 }
 SCRIPTS = {
     "expert_action": (
@@ -66,9 +72,9 @@ def write_broken(folder: Path, old: str, new: str, blamed: str) -> str:
 
 
 def says(capfd: pytest.CaptureFixture[str], words: str) -> str:
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         main(words.split())
-    return "".join(capfd.readouterr())
+    return "".join((*capfd.readouterr(), str(ended.value)))
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
