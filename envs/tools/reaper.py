@@ -29,7 +29,10 @@ def main(seconds: float, command: list[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        program = subprocess.Popen(command, stdin=None if seconds else subprocess.DEVNULL)
+        # In a session of its own: a signal to its process group must not reach this process.
+        program = subprocess.Popen(
+            command, stdin=None if seconds else subprocess.DEVNULL, start_new_session=True
+        )
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr, flush=True)
         return NOT_FOUND

@@ -2,6 +2,7 @@
 them."""
 
 import importlib.util
+import os
 import shutil
 import sys
 import venv
@@ -13,12 +14,14 @@ import pytest
 from envs.agent import AgentEnv, AgentRun
 from envs.loading import build_env_from
 from rollout.spec import EnvSpec
+from rollout.workers.guard import descendants
 from tests.cases import some
 from tests.envs.agent.test_agent import FIXTURES, PROGRAM, built, options, started, texts
 from tests.envs.swe.tiny_repository import TASK, needs_sandbox, tiny_options
 from tests.envs.tools.test_tool_env import call
 from tests.fixtures.killed_worker import check_that_nothing_outlives_the_worker
 from tests.fixtures.waiting import until
+from tests.rollout.workers.test_env_pool import is_alive
 
 __all__ = ["started"]
 
@@ -52,6 +55,19 @@ def test_in_a_sandbox_the_agent_reaches_the_model_and_nothing_else(tmp_path: Pat
     _, done, info = env.step("nothing")
     assert done and info["reward"] == 1.0, info
     env.close()
+
+
+@pytest.mark.parametrize(
+    "sandbox", [False, pytest.param(True, marks=needs_bwrap)], ids=["plain", "sandbox"]
+)
+def test_a_signal_to_the_programs_group_does_not_reach_what_ends_its_processes(
+    sandbox: bool, tmp_path: Path
+) -> None:
+    shutil.copy(PROGRAM, tmp_path)
+    command = f"python {PROGRAM.name} signals"
+    others = set(descendants(os.getpid()))
+    assert played(built(command=command, workdir=str(tmp_path), sandbox=sandbox), ["yes"]) == 1.0
+    assert not any(map(is_alive, set(descendants(os.getpid())) - others))
 
 
 @needs_bwrap
