@@ -1,12 +1,20 @@
 """Reads JSON out of a model's response; what cannot be read becomes words for an error message."""
 
 import json
+import math
 from collections import Counter
 from typing import Any
 
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise ValueError(f"the number {number:.20} is too large")
+    return value
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -19,7 +27,12 @@ def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 # Raw line breaks inside strings are accepted: they are unambiguous and common in code.
-_decoder = json.JSONDecoder(strict=False, parse_constant=_no_constant, object_pairs_hook=_distinct)
+_decoder = json.JSONDecoder(
+    strict=False,
+    parse_float=_finite,
+    parse_constant=_no_constant,
+    object_pairs_hook=_distinct,
+)
 
 
 def decode(text: str, start: int = 0) -> tuple[Any, int, str]:

@@ -3,6 +3,7 @@ torch."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -45,16 +46,17 @@ class EnvSpec:
     """How the policy's template writes calls, set by the pool."""
 
     def build(self) -> BaseInteractionEnv:
-        """Call the environment module's `build_env`."""
+        """Call the environment module's `build_env`, with copies of the run's data, which episodes
+        share."""
         from envs.loading import call_build_env
 
         sample = SimpleNamespace(
-            metadata=dict(self.metadata),
+            metadata=copy.deepcopy(dict(self.metadata)),
             label=self.label,
             prompt=self.prompt,
             multimodal_inputs=self.multimodal_inputs,
         )
-        args = SimpleNamespace(env=dict(self.options), max_turns=self.max_turns)
+        args = SimpleNamespace(env=copy.deepcopy(dict(self.options)), max_turns=self.max_turns)
         env = call_build_env(self.env_path, sample, args)
         env.call_form = self.call_form
         return env

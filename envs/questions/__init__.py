@@ -5,6 +5,7 @@ keeps its place between the texts. `grading.py` grades a response to one.
 """
 
 import bisect
+import copy
 import functools
 import itertools
 import json
@@ -83,7 +84,7 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
     if not rows:
         raise ConfigError(f"env.data holds no rows for task {task!r}")
     epoch, place = divmod(seed, len(rows))
-    row = rows[_order(len(rows), epoch)[place]]
+    row = copy.deepcopy(rows[_order(len(rows), epoch)[place]])  # tools may change what they get
     if settings.question_key not in row:
         raise ConfigError(
             f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "

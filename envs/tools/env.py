@@ -6,6 +6,7 @@ a call fails, its result is an error message and the failure is counted; a tool 
 environment only if it cannot begin the episode or raises `EnvironmentFault`.
 """
 
+import copy
 import json
 import time
 from collections import Counter
@@ -117,7 +118,12 @@ class ToolEnv(BaseInteractionEnv):
         }
         self.instruction_prompt = render_template(settings.prompt_template or _TEMPLATE, variables)
         episode = ToolEpisode(
-            self.task, self.seed, question.text, question.answer, question.images, question.metadata
+            self.task,
+            self.seed,
+            question.text,
+            copy.deepcopy(question.answer),
+            question.images,
+            copy.deepcopy(question.metadata),
         )
         self._session = ToolSession(self.offered, settings)
         greetings = self._session.create(episode)

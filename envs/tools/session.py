@@ -1,5 +1,6 @@
 """The tools of one episode: they begin with it, run its calls, pay and are released."""
 
+import copy
 import inspect
 import time
 from collections import Counter
@@ -36,7 +37,7 @@ class ToolSession:
                 continue
             seconds = spec.create_timeout_s or self._timeout(name)
             try:
-                self._live[name] = spec.target(dict(spec.config))
+                self._live[name] = spec.target(copy.deepcopy(dict(spec.config)))
                 value = self._run(name, self._live[name].create, {"episode": episode}, seconds)
                 if value is not None:
                     greetings.append(read_result(value, self.settings))

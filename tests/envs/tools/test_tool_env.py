@@ -10,7 +10,7 @@ import pytest
 
 from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
-from envs.tools import ToolEnv
+from envs.tools import Tool, ToolEnv, ToolEpisode
 from tests.envs.tools import toolbox
 
 TOOLBOX = "tests.envs.tools.toolbox"
@@ -79,6 +79,7 @@ def test_several_calls_run_in_order_with_one_message_each() -> None:
     [
         ("<tool_call>{'name': 'add'}</tool_call>", "not JSON"),
         (call("add", a=1) * 5, "at most 4 calls"),
+        ('<tool_call>{"name": "add", "arguments": {"a": 1e999}}</tool_call>', "1e999 is too large"),
         ("<think>\nhm", "neither a call nor an answer"),
     ],
 )
@@ -160,6 +161,30 @@ def test_a_stateful_tool_lives_for_one_episode_and_is_always_released(tmp_path: 
     ):
         build(tools=[{**tools[0], "config": {"log": str(log), "fail_create": True}}]).reset()
     assert log.read_text().split()[-1] == "release"
+
+
+class Stock(Tool):
+    """Takes from what its question and its entry bring."""
+
+    async def create(self, episode: ToolEpisode) -> str:
+        self.episode = episode
+        return ""
+
+    async def execute(self) -> list[int]:
+        """Take one of each."""
+        lists = (self.episode.metadata["cards"], self.episode.answer, self.config["more"])
+        return [values.pop() for values in lists]
+
+
+def test_what_a_tool_changes_is_unchanged_in_the_next_episode(tmp_path: Path) -> None:
+    row = {"question": "?", "answer": [1, 2], "metadata": {"cards": [3, 4]}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    entry = {"path": f"{__name__}:Stock", "config": {"more": [5, 6]}}
+    for _ in range(2):
+        env = build(data=str(tmp_path / "rows.jsonl"), tools=[entry])
+        for _ in range(2):
+            env.reset()
+            assert env.step(call("stock"))[0]["obs_str"] == "stock: [4, 2, 6]"
 
 
 def test_a_wrong_answer_may_be_corrected_answer_retries_times() -> None:

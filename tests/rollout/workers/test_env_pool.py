@@ -142,6 +142,21 @@ async def test_other_episodes_of_a_dead_worker_go_on_where_they_were(tmp_path: P
         assert texts == (await expected())[4:]
 
 
+def test_an_environment_may_change_its_options_and_metadata(tmp_path: Path) -> None:
+    """Episodes share them, and in one process the objects too."""
+    file = tmp_path / "stock.py"
+    file.write_text(
+        "from tests.fixtures.counting_env import build_env as build\n"
+        "def build_env(sample, args):\n"
+        "    taken = args.env.pop('left').pop() + sample.metadata['more'].pop()\n"
+        "    env = build(sample, args)\n"
+        "    env.taken = taken\n"
+        "    return env\n"
+    )
+    spec = EnvSpec(str(file), {"task": "count", "seed": 0, "more": [1, 2]}, {"left": [3, 4]})
+    assert [spec.build().taken for _ in range(2)] == [6, 6]
+
+
 async def test_a_player_whose_worker_died_is_asked_again_on_another_one() -> None:
     with pool_of() as pool:
         session = await pool.open(spec())
