@@ -8,9 +8,12 @@ the program has ended.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -34,15 +37,17 @@ from envs.agent.server import ModelServer, model_server
 from envs.agent.session import End, Session, Waiting
 from envs.agent.settings import AgentSettings
 from envs.base import BaseInteractionEnv, Observation, StepInfo
-from envs.errors import EnvironmentFault, EpisodeOverError, ToolError
+from envs.errors import ConfigError, EnvironmentFault, EpisodeOverError, ToolError
 from envs.json_text import short
 from envs.loading import load_attribute, split_command
 from envs.swe.sandbox.sandbox import Sandbox, check_sandbox
-from envs.swe.sandbox.workspace import hand_over, remove_tree
+from envs.swe.sandbox.workspace import hand_over, read_plain, remove_tree
 from envs.tools.execution import ToolTimeout, run_bounded
 from envs.tools.results import finite
 
 SETTINGS = AgentSettings
+MAX_TEXT_BYTES = 1 << 20
+"""A grader reads this much of a file."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,18 @@ class AgentRun:
     answer: str = ""
     """The model's last answer."""
 
+    def read_text(self, name: str) -> str:
+        """Text of a file in `folder`, at most 1 MiB; empty if there is none.
+
+        Links are not followed, and what is not UTF-8 is replaced.
+        """
+        path = self.folder / name
+        data = None
+        with contextlib.suppress(OSError, ValueError):
+            if path.parent.resolve().is_relative_to(self.folder.resolve()):
+                data = read_plain(path, MAX_TEXT_BYTES)
+        return (data or b"").decode(errors="replace")
+
 
 class AgentEnv(BaseInteractionEnv):
     """One run of an agent's program."""
@@ -78,7 +95,7 @@ class AgentEnv(BaseInteractionEnv):
         self.settings = settings
         self.actions = settings.actions
         self.max_steps = settings.max_steps
-        self._first = AgentRun(task, seed, settings.prompt, Path(), settings.options)
+        self._first = AgentRun(task, seed, settings.prompt, Path())
         self._prepare = (
             load_attribute(settings.prepare, "env.prepare") if settings.prepare else None
         )
@@ -100,12 +117,11 @@ class AgentEnv(BaseInteractionEnv):
         self._continued = Continued()
         episode = self._episode = _Running(model_server(), self.settings)
         with base.closed_on_error(self):
-            self.run = replace(self._first, folder=episode.folder)
+            options = copy.deepcopy(dict(self.settings.options))
+            self.run = replace(self._first, folder=episode.folder, options=options)
             workdir = self.settings.workdir
             if workdir is not None:
-                shutil.copytree(
-                    Path(workdir).expanduser(), episode.folder, symlinks=True, dirs_exist_ok=True
-                )
+                _copy(Path(workdir).expanduser(), episode.folder)
             if self._prepare is not None:
                 prompt = self._bounded("prepare", self._prepare, self.run)
                 if not isinstance(prompt, str | None):
@@ -126,7 +142,9 @@ class AgentEnv(BaseInteractionEnv):
                 )
                 why = f"; its last request was refused: {refusal}" if refusal else ""
                 raise EnvironmentFault(f"the agent never asked the model: it {what}{why}")
-            return self._show(waiting)
+            shown = self._show(waiting)
+            self.mission = self.run.prompt or "\n\n".join(map(base.text_of, self._messages))
+            return shown
 
     def _await(self, episode: _Running, answer: Response | None) -> Waiting | None:
         """Send the answer, if there is one, and wait for the next request; None if there is
@@ -190,13 +208,19 @@ class AgentEnv(BaseInteractionEnv):
                 ended = episode.session.end  # by now it has, also if a limit ended the episode
                 self.run = replace(self.run, output=ended.output if ended else "")
                 with base.timed("judge"):
-                    score = self._bounded(
-                        "grader", lambda run: finite(self._grade(run), "score"), self.run
-                    )
+                    score = self._score()
                 info["reward"] += score
                 info["progression"] = min(max(score, 0.0), 1.0)
         finally:
             self.close()
+
+    def _score(self) -> float:
+        value = self._bounded("grader", self._grade, self.run)
+        try:
+            return finite(value, "score")
+        except ToolError as error:
+            wrong = f"env.grader {self.settings.grader} returned {short(value)}, not a number"
+            raise EnvironmentFault(wrong) from error
 
     def _bounded(self, name: str, function: Any, run: AgentRun) -> Any:
         """Call `prepare` or the grader; an error and a time-out are faults."""
@@ -242,8 +266,11 @@ class AgentEnv(BaseInteractionEnv):
         self.continues = None
         if waiting is None:
             return base.make_observation("")
-        self._messages, self.continues = self._continued.show(waiting.request.messages, with_images)
-        self.tools = waiting.request.tools
+        request = waiting.request
+        self._messages, self.continues = self._continued.show(
+            request.messages, request.tools, with_images
+        )
+        self.tools = request.tools
         return base.make_observation(base.text_of(self._messages[-1]))
 
     def format_observation(self, observation: Observation) -> list[dict[str, Any]]:
@@ -313,6 +340,17 @@ class _Running:
             self.stop()
         finally:
             remove_tree(self._outer)
+
+
+def _copy(workdir: Path, folder: Path) -> None:
+    """Copy `env.workdir`; raises ConfigError for a file that is neither plain nor a link."""
+    try:
+        shutil.copytree(workdir, folder, symlinks=True, dirs_exist_ok=True)
+    except shutil.Error as error:
+        source, _, why = error.args[0][0]
+        raise ConfigError(f"env.workdir: {source} cannot be copied: {why}") from error
+    # The original may be read-only; the agent works in its copy.
+    folder.chmod(folder.stat().st_mode | stat.S_IRWXU)
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:

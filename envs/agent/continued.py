@@ -21,6 +21,8 @@ _CHANGES_FOLDER = re.compile(r"\Acd \S+ && ")
 
 @dataclass(frozen=True)
 class _Answered:
+    tools: bytes
+    """Digest of the tools on offer."""
     digests: tuple[bytes, ...]
     """Of the messages as the program sent them."""
     shown: tuple[Message, ...]
@@ -34,18 +36,23 @@ class Continued:
 
     def __init__(self) -> None:
         self._answered: list[_Answered] = []
+        self._tools = b""
         self._digests: tuple[bytes, ...] = ()
         self._shown: tuple[Message, ...] = ()
 
     def show(
-        self, messages: Sequence[Message], decode: Callable[[Sequence[Message]], list[Message]]
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        decode: Callable[[Sequence[Message]], list[Message]],
     ) -> tuple[list[Message], tuple[int, int] | None]:
         """Return a request's messages, with images that `decode` has read, and what it `continues`.
 
         `continues` has two numbers: the turn, and the first message after its response; None if it
-        continues no turn. The messages of that turn, and its response as the model spelled it,
+        continues no turn with the same tools. The messages of that turn, and its response as the model spelled it,
         replace the program's copies.
         """
+        self._tools = _digest(tools)
         digests = tuple(map(_digest, messages))
         continues = None
         shown = tuple[Message, ...]()
@@ -53,7 +60,11 @@ class Continued:
             earlier = self._answered[turn]
             sent = len(earlier.digests)
             is_longer = len(messages) > sent + 1 and digests[:sent] == earlier.digests
-            if is_longer and _is_same(messages[sent], earlier.response):
+            if (
+                is_longer
+                and self._tools == earlier.tools
+                and _is_same(messages[sent], earlier.response)
+            ):
                 continues = turn, sent + 1
                 shown = (*earlier.shown, earlier.spelled)
                 break
@@ -67,11 +78,12 @@ class Continued:
 
         `spelled` is the same message with the arguments as the model spelled them, if they differ.
         """
-        self._answered.append(_Answered(self._digests, self._shown, response, spelled or response))
+        answered = _Answered(self._tools, self._digests, self._shown, response, spelled or response)
+        self._answered.append(answered)
 
 
-def _digest(message: Message) -> bytes:
-    return hashlib.blake2b(json.dumps(message, sort_keys=True).encode(), digest_size=16).digest()
+def _digest(sent: Any) -> bytes:
+    return hashlib.blake2b(json.dumps(sent, sort_keys=True).encode(), digest_size=16).digest()
 
 
 def _is_same(sent: Message, response: Message) -> bool:

@@ -245,7 +245,7 @@ class JudgedEnv(BaseInteractionEnv):
         during an episode."""
         for name in _DESCRIPTION:
             setattr(self, name, getattr(self.inner, name))
-        if not self.settings.feedback:
+        if not (self.settings.feedback and self.settings.when == "every"):
             # The agent does not send feedback back, so later prompts lack it.
             self.continues = self.inner.continues
 
@@ -295,7 +295,7 @@ class JudgedEnv(BaseInteractionEnv):
         """Return the verdict; without one, None or an EnvironmentFault, as `on_failure` says."""
         turns = self._turns[-TURNS_SHOWN:] if done else self._turns[-1:]
         question = {
-            "task": self.mission or clip(self.instruction_prompt, TEXT_CHARS),
+            "task": clip(self.mission or self.instruction_prompt, TEXT_CHARS),
             "turns_left_out": len(self._turns) - len(turns),
             "turns": turns,
             "finished": done,

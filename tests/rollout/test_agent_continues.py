@@ -1,6 +1,7 @@
 """An agent that sends its conversation back is trained on one sample with the model's own
 tokens."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,18 @@ def call(**arguments: Any) -> dict[str, Any]:
 
 
 ASKED, MORE = [user("go")], user("more")
+TOOLS = [{"type": "function", "function": {"name": "add"}}]
 RESPONSE = answer("I add.", reasoning_content="so", tool_calls=[call(a=1)])
 
 
-def shown_after(response: dict[str, Any], *messages: dict[str, Any]) -> Any:
+def shown_after(
+    response: dict[str, Any], *messages: dict[str, Any], tools: Sequence[Any] = TOOLS
+) -> Any:
     """What a request with these messages shows and continues once the first was answered so."""
     requests = Continued()
-    assert requests.show(ASKED, list) == (ASKED, None)
+    assert requests.show(ASKED, TOOLS, list) == (ASKED, None)
     requests.answered(response)
-    return requests.show(list(messages), list)
+    return requests.show(list(messages), tools, list)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,11 @@ def test_a_request_continues_a_turn_whose_response_it_sends_back_unchanged(
     shown, found = shown_after(RESPONSE, *ASKED, sent, MORE)
     assert found == ((0, 2) if continues else None)
     assert shown == [*ASKED, RESPONSE if continues else sent, MORE]
+
+
+def test_a_request_with_other_tools_continues_no_turn() -> None:
+    """Its prompt must show them."""
+    assert shown_after(RESPONSE, *ASKED, RESPONSE, MORE, tools=[])[1] is None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +129,7 @@ def test_threads_that_interleave_continue_their_own_turns() -> None:
     threads = {name: [user(name)] for name in "ab"}
     for turn in range(4):
         name = "ab"[turn % 2]
-        shown, continues = requests.show(threads[name], list)
+        shown, continues = requests.show(threads[name], TOOLS, list)
         assert shown == threads[name] and continues == (None if turn < 2 else (turn - 2, 2))
         requests.answered(answer(f"answer {turn}"))
         threads[name] += [answer(f"answer {turn}"), MORE]

@@ -7,5 +7,5 @@ from envs.agent import AgentRun
 
 def grade(run: AgentRun) -> float:
     """1 if the number was found, else 0."""
-    result = run.folder / "result.json"
-    return float(result.is_file() and json.loads(result.read_text())["found"])
+    result = run.read_text("result.json")
+    return float(bool(result) and json.loads(result)["found"])

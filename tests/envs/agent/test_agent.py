@@ -4,6 +4,7 @@ running."""
 import base64
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -109,6 +110,61 @@ def test_the_documented_grader_prepares_the_task_and_grades_it(
     assert env.step("7")[2]["reward"] == 1.0
     env.reset()
     assert env.step("8")[2]["reward"] == 0.0
+
+
+def test_a_grader_reads_text_of_plain_files_in_the_folder_only(tmp_path: Path) -> None:
+    run = AgentRun("any", 0, "", tmp_path / "work")
+    run.folder.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (run.folder / "answer").write_bytes(b"7\xff")
+    (run.folder / "link").symlink_to("answer")
+    (run.folder / "out").symlink_to(tmp_path)
+    assert run.read_text("answer") == "7\ufffd"
+    for name in ("link", "out/secret", "../secret", "missing", ".", "null\0"):
+        assert run.read_text(name) == "", name
+
+
+def test_a_score_that_is_no_number_is_a_fault_that_names_the_grader(started: Start) -> None:
+    grader = "tests.envs.agent.test_agent:words_as_score"
+    env = started("asks 1", grader=grader)
+    with pytest.raises(
+        EnvironmentFault, match=f"env.grader {grader} returned 'good', not a number"
+    ):
+        env.step("yes")
+
+
+async def words_as_score(run: AgentRun) -> str:
+    return "good"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "mission"), [("Add.", "Add."), ("", "Well?")], ids=["prompt", "first request"]
+)
+def test_a_judge_is_told_the_task_of_an_agent(started: Start, prompt: str, mission: str) -> None:
+    assert started("asks 1", prompt=prompt).mission == mission
+
+
+def test_an_agent_works_in_a_copy_of_a_read_only_folder_and_gets_its_own_options(
+    tmp_path: Path,
+) -> None:
+    tmp_path.chmod(0o555)
+    keys = {"workdir": str(tmp_path), "options": {"left": [1, 2]}}
+    env = made("asks 1", prepare="tests.envs.agent.test_agent:takes_one", **keys)
+    for _ in range(2):
+        env.reset()
+        assert env.run.folder.stat().st_mode & 0o700 == 0o700
+        assert env.run.options == {"left": [1]}
+    env.close()
+
+
+def takes_one(run: AgentRun) -> None:
+    run.options["left"].pop()
+
+
+def test_a_folder_that_cannot_be_copied_is_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="env.workdir: .*pipe cannot be copied: .*named pipe"):
+        made("asks 1", workdir=str(tmp_path)).reset()
 
 
 @pytest.mark.parametrize(

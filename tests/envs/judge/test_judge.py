@@ -87,6 +87,20 @@ def test_every_turn_may_be_judged_and_its_feedback_is_shown_in_both_histories() 
     assert message["content"].count("A judge says: Look right.") == 1
 
 
+@pytest.mark.parametrize(
+    ("when", "feedback", "continues"),
+    [("end", True, (0, 2)), ("every", False, (0, 2)), ("every", True, None)],
+)
+def test_prompts_continue_turns_unless_feedback_is_shown_in_them(
+    when: str, feedback: bool, continues: Any
+) -> None:
+    with JudgeServer(lambda body, number: GOOD) as server:
+        env = build(server, when=when, feedback=feedback)
+        env.inner.continues = (0, 2)
+        env.reset()
+        assert env.continues == continues
+
+
 def test_the_inner_environment_gets_the_policys_form_of_calls() -> None:
     with JudgeServer(lambda body, number: GOOD) as server:
         env = build(server)
