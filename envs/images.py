@@ -96,10 +96,12 @@ def _open(value: Any, pillow: Any) -> Any:
         return value
     if hasattr(value, "ndim"):
         shape = tuple(value.shape)
+        if len(shape) == 3 and shape[2] == 1:
+            value, shape = value[:, :, 0], shape[:2]
         if str(value.dtype) != "uint8" or shape[2:] not in ((), (3,), (4,)) or len(shape) < 2:
             raise TypeError(
-                f"expected uint8 of shape (H, W), (H, W, 3) or (H, W, 4), got {value.dtype} of "
-                f"{shape}"
+                f"expected uint8 of shape (H, W), (H, W, 1), (H, W, 3) or (H, W, 4), got "
+                f"{value.dtype} of {shape}"
             )
         return pillow.fromarray(value)
     if isinstance(value, Mapping):

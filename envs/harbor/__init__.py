@@ -162,7 +162,7 @@ def _judge(task: HarborTask, settings: HarborSettings, *, solved: bool) -> Verdi
             return verify(machine)
         part = machine.tree / part_of(SOLUTION)
         remove_tree(part)
-        copy_tree(task.folder / "solution", part)
+        copy_tree((task.folder / "solution").resolve(), part)
         done = machine.for_solution().run(["bash", f"{SOLUTION}/solve.sh"])
         if done.stopped:
             return Verdict(

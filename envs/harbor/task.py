@@ -190,6 +190,9 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
         folders=settings.writable,
     )
     _check_tests(folder, settings)
+    instruction = read_text(folder, "instruction.md")
+    if not instruction.strip():
+        raise ConfigError(f"{name}: instruction.md is empty; say there what the agent has to do")
     places = find_places(image, root)
     memory_mb = environment.memory_mb or _megabytes(environment.memory) or settings.memory_mb
     storage_mb = environment.storage_mb or _megabytes(environment.storage) or settings.tree_mb
@@ -209,7 +212,7 @@ def _read_task(folder: Path, settings: HarborSettings) -> HarborTask:
     return HarborTask(
         name=name,
         folder=folder,
-        instruction=read_text(folder, "instruction.md"),
+        instruction=instruction,
         image=image,
         root=root,
         python=settings.interpreter(),

@@ -58,7 +58,7 @@ def verify(machine: Machine) -> Verdict:
         drop_what_leads_out(tree, task.places, task.root)
     except UncheckableError as error:
         return Verdict(reason=str(error))
-    copy_tree(task.folder / "tests", machine.tests)
+    copy_tree((task.folder / "tests").resolve(), machine.tests)
     for path in (VERDICT, VERIFIER_HOME):
         folder = tree / part_of(path)
         remove_tree(folder)

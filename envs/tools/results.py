@@ -146,14 +146,14 @@ def read_result(value: Any, settings: ToolSettings) -> ToolResult:
     response, paid, metrics = value
     result = _response(response)
     reward = 0.0 if paid is None else finite(paid, "reward")
-    numbers = {str(key): finite(number, f"metric {key}") for key, number in metrics.items()}
-    result = replace(result, reward=result.reward + reward, metrics={**result.metrics, **numbers})
+    metrics = {**result.metrics, **_numbers(metrics)}
+    result = replace(result, reward=result.reward + reward, metrics=metrics)
     return _bounded(result, settings)
 
 
 def _response(value: Any) -> ToolResult:
     if isinstance(value, ToolResult):
-        return value
+        return _checked(value)
     if value is None or isinstance(value, str):
         return ToolResult(value or "")
     if is_image(value):
@@ -173,6 +173,19 @@ def _response(value: Any) -> ToolResult:
         return ToolResult(json.dumps(value, ensure_ascii=False, default=_listed))
     except Exception:  # whatever a type of the tool's own raises
         return ToolResult(_text_of(value))
+
+
+def _checked(result: ToolResult) -> ToolResult:
+    """What a tool's author filled in, with plain floats."""
+    for name, kinds in (("text", str), ("images", list | tuple), ("metrics", Mapping)):
+        value = getattr(result, name)
+        if not isinstance(value, kinds):
+            raise ToolError(f"{name} of a ToolResult must not be {short(value)}")
+    return replace(result, reward=finite(result.reward, "reward"), metrics=_numbers(result.metrics))
+
+
+def _numbers(metrics: Mapping[Any, Any]) -> dict[str, float]:
+    return {str(key): finite(number, f"metric {key}") for key, number in metrics.items()}
 
 
 def _text_of(value: Any) -> str:

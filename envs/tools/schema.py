@@ -149,6 +149,9 @@ class Parameters:
 
         self.schema = schema
         self.where = where
+        for keyword in ("$schema", "$id"):
+            if not isinstance(schema.get(keyword, ""), str):
+                raise ToolError(f"{where} have a {keyword} that is no text")
         self.draft = jsonschema.validators.validator_for(
             schema, default=jsonschema.Draft202012Validator
         )

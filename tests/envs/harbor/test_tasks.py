@@ -119,6 +119,7 @@ def test_a_line_that_needs_a_build_is_named_with_what_to_do(
             "[environment] docker_image = x/y:1 in task.toml names an image that must be pulled; "
             "set env.images and ru",
         ),
+        ({"files": {"instruction.md": " \n"}}, "instruction.md is empty"),
         (
             {"files": {"environment/docker-compose.yaml": ""}},
             "environment/docker-compose.yaml starts several contain",

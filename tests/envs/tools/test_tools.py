@@ -170,6 +170,25 @@ def test_a_result_without_a_text_is_a_line_to_the_model(value: Any) -> None:
         read_result(value, LIMITS)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": None},
+        {"text": 5},
+        {"images": None},
+        {"metrics": None},
+        {"metrics": {"a": "b"}},
+        {"metrics": {"a": float("nan")}},
+        {"reward": None},
+        {"reward": float("nan")},
+    ],
+    ids=str,
+)
+def test_a_result_with_a_wrong_field_is_a_line_to_the_model(fields: dict[str, Any]) -> None:
+    with pytest.raises(ToolError, match=f"{next(iter(fields))[:6]}.* must"):
+        read_result(ToolResult(**fields), LIMITS)
+
+
 def test_results_are_bounded_and_can_be_encoded() -> None:
     result = read_result("a" * 5_000_000 + "\ud800 end", LIMITS)
     assert len(result.text) <= LIMITS.output_chars and "characters left out" in result.text
