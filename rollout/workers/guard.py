@@ -35,6 +35,9 @@ def main() -> None:
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         pkgutil.resolve_name(entry)()
         return
+    # An environment may send them to its process group, in which this process is, too.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     # While it is open here, the trainer would not notice that the worker is gone.
     os.close(connection)
     try:

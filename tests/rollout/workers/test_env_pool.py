@@ -18,11 +18,13 @@ import pytest
 from rollout.bridge.settings import RolloutSettings
 from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
+from rollout.workers.guard import descendants
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import BACKENDS, EnvPool
 from tests.cases import some
 from tests.fixtures.counting_env import CountingGame
 from tests.fixtures.faulty_worker import MALFORMED
+from tests.fixtures.waiting import until
 from tests.fixtures.warm_python import CONTEXT
 
 ENV = "tests.fixtures.counting_env"
@@ -155,6 +157,26 @@ def test_an_environment_may_change_its_options_and_metadata(tmp_path: Path) -> N
     )
     spec = EnvSpec(str(file), {"task": "count", "seed": 0, "more": [1, 2]}, {"left": [3, 4]})
     assert [spec.build().taken for _ in range(2)] == [6, 6]
+
+
+async def test_a_signal_to_the_workers_group_leaves_its_guard_alone(tmp_path: Path) -> None:
+    file = tmp_path / "signals.py"
+    file.write_text(
+        "import os, signal, subprocess\n"
+        "from tests.fixtures.counting_env import build_env as build\n"
+        "def build_env(sample, args):\n"
+        "    subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "    os.killpg(0, signal.SIGINT)\n"
+        "    return build(sample, args)\n"
+    )
+    others = descendants(os.getpid())
+    with pool_of() as pool:
+        session = await pool.open(EnvSpec(str(file), {"task": "count", "seed": 0}, {}))
+        started = descendants(os.getpid()) - others
+        assert await session.step("ACTION: left") and not pool.faults
+    assert len(started) >= 3
+    until(lambda: not any(map(is_alive, started)))
 
 
 async def test_a_player_whose_worker_died_is_asked_again_on_another_one() -> None:
