@@ -1,7 +1,6 @@
 """The flags of slime that the advantages depend on, and the combinations of them that would give
 wrong advantages."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -234,7 +233,7 @@ def _check_roles(args: Any, flags: AdvantageFlags, settings: AdvantageSettings) 
 
 
 def _check_frozen(flags: AdvantageFlags, settings: AdvantageSettings) -> None:
-    """Refuse two lists of frozen parameters, and patterns that are not regular expressions."""
+    """Refuse two lists of frozen parameters."""
     if settings.critic_frozen and flags.frozen and flags.frozen != list(settings.critic_frozen):
         raise FlagError(
             f"critic_frozen is {list(settings.critic_frozen)} and slime's {FROZEN} is "
@@ -245,13 +244,6 @@ def _check_frozen(flags: AdvantageFlags, settings: AdvantageSettings) -> None:
             "slime refuses --only-train-params-name-list beside frozen parameters; leave it or "
             "critic_frozen out"
         )
-    for pattern in settings.critic_frozen:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise FlagError(
-                f"critic_frozen: {pattern!r} is not a regular expression: {error}"
-            ) from error
 
 
 def check_dis(flags: AdvantageFlags) -> None:

@@ -193,6 +193,13 @@ class AdvantageSettings(Settings):
                 f"gae_form must be one of {known}, got {self.gae_form!r}; a form of your own is a "
                 "function, such as my_forms.py:my_form"
             )
+        for pattern in self.critic_frozen:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"critic_frozen: {pattern!r} is not a regular expression: {error}"
+                ) from error
         if warmup.w_iter and not warmup.w_epoch:
             raise ConfigError(
                 f"critic_warmup.w_iter is {warmup.w_iter} but w_epoch is 0, so no batches are kept"

@@ -75,7 +75,7 @@ class _Turn(BaseModel):
     metrics: Record = {}
 
 
-class _Episode(BaseModel):
+class _Record(BaseModel):
     """What readers rely on in a record; other keys may hold anything. A key with a default may be
     missing, and is null only where the type says so."""
 
@@ -85,7 +85,6 @@ class _Episode(BaseModel):
     player: str = ""
     env_path: str = ""
     task_name: str = ""
-    seed: int = 0
     stop: str = ""
     options: Record = {}
     pictures: dict[str, str] = {}
@@ -93,13 +92,28 @@ class _Episode(BaseModel):
     turns: int = 0
     max_turns: int | None = None
     total: FiniteFloat = Field(0.0, alias="return")
-    success: bool = False
     valid_action_ratio: FiniteFloat = 0.0
     progression: FiniteFloat = 0.0
     tools: list[Record] = []
     digests: list[str] = []
     branch: Record | None = None
     swept: Record | None = None
+
+
+class _Episode(_Record):
+    """A whole episode, of `episodes.jsonl`."""
+
+    seed: int = 0
+    success: bool = False
+
+
+class _TrainedTurns(_Record):
+    """Some turns of an episode, of a run's `training.jsonl`."""
+
+    seed: str
+    """Which turns of which episode."""
+    success: bool | None
+    """None if the episode goes on."""
 
 
 def append_episode(path: Path, episode: Record, player: str, setting: str = "-") -> None:
@@ -144,8 +158,9 @@ def read_episodes(path: Path, quiet: bool = False) -> Iterator[Record]:
 
 
 def _check_episode(episode: Any, where: str) -> None:
+    is_trained = isinstance(episode, dict) and "update" in episode
     try:
-        _Episode.model_validate(episode)
+        (_TrainedTurns if is_trained else _Episode).model_validate(episode)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][:4]))
@@ -155,7 +170,9 @@ def _check_episode(episode: Any, where: str) -> None:
 
 
 def check_table_keys(episode: Record, where: str) -> None:
-    """Raise ConfigError if the record lacks a key that tables need."""
+    """Raise ConfigError if the record lacks a key that tables need, or is of a training."""
+    if "update" in episode:
+        raise ConfigError(f"{where} holds turns of a training, which are in no table")
     for key in TABLE_KEYS:
         if key not in episode:
             raise ConfigError(f"{where} has no key {key!r}, so it is in no table")

@@ -55,8 +55,8 @@ def page_of(out: Path) -> Iterator[None]:
     print(f"the page of this run: {out / 'episodes.html'}", flush=True)
     # A separate session: Ctrl-C reaches the training alone, and the page is finished after it.
     command = [sys.executable, "-m", "inspection", *words]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
+    # It prints errors only, such as a record that it cannot read.
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         yield
     finally:

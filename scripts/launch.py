@@ -9,6 +9,7 @@ PPO; SAO, supervised training, GEO3K and what all kinds of runs share are in `sc
 
 import os
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar
 
 from scripts.launcher.own_python import ensure_packages
@@ -17,7 +18,8 @@ ensure_packages()
 
 from rollout.bridge.settings import RolloutSettings, check_keys  # noqa: E402
 from scripts.launcher.config import with_key, without_key  # noqa: E402
-from scripts.launcher.resume import Start, checkpoints  # noqa: E402
+from scripts.launcher.job import Job  # noqa: E402
+from scripts.launcher.resume import Start, checkpoints, last_step  # noqa: E402
 from scripts.launcher.run import Run, main, words  # noqa: E402
 from scripts.launcher.variables import PpoVariables  # noqa: E402
 from slime_verlog import ConfigError, parse_yaml  # noqa: E402
@@ -107,6 +109,12 @@ class Ppo(Run[PpoVariables]):
                 "say how long the critic trains alone; remove the key, or set CRITIC_ONLY=0"
             )
         return warmup or given.critic_only
+
+    def missing(self, job: Job) -> list[str]:
+        """Also a critic to start from."""
+        critic = self.given.pretrained_critic
+        lacks = [f"{critic} holds no finished checkpoint; correct PRETRAINED_CRITIC"]
+        return super().missing(job) + lacks * bool(critic and last_step(Path(critic)) < 0)
 
     def after(self) -> None:
         """Say where the critic of value pretraining is."""

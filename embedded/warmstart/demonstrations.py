@@ -24,6 +24,7 @@ from rollout.play.memory import Compaction, memory_of
 from rollout.play.notes import write_facts
 from rollout.spec import EpisodeSpec
 from rollout.tasks import make_episode, pick_task, read_tasks
+from rollout.workers.reply import read_step
 from rollout.workers.worker import make_reply
 
 DEMONSTRATION_SEEDS = range(2_000_000_000, 3_000_000_000)
@@ -229,7 +230,7 @@ def _play(
         shown = reply.observation
         answers = player(env, shown["text"]["long_term_context"])
         response, played = (conversation.with_notes(answer, reply.facts) for answer in answers)
-        observation, done, info = env.step(played)
+        observation, done, info = read_step(env.step(played))
         reply = make_reply(env, observation, done=done, info=info)
         conversation.answered(shown, played, info["valid_action"], info["executed_action"])
         steps += 1

@@ -5,7 +5,6 @@ import time
 import webbrowser
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -105,7 +104,6 @@ def follow(options: Namespace) -> int:
     Also ends when the process that started it has ended.
     """
     path = _checked(options)
-    book: Book | None = None
     seen: _State = {}
     opened = False
     waits = "" if _state(options.runs) else " (no episodes yet)"
@@ -127,11 +125,11 @@ def follow(options: Namespace) -> int:
             time.sleep(max(_LOOK_S, _IDLE_PER_BUSY * (time.monotonic() - began)))
     except KeyboardInterrupt:
         pass
-    with suppress(ConfigError):
-        book = Book(options) if _state(options.runs) else None
-    if book is not None:
-        book.write(path)
-    print(f"\nthe page no longer reloads: {path}" if book else "\nno episodes were written")
+    if not _state(options.runs):
+        print("\nno episodes were written")
+        return 0
+    Book(options).write(path)
+    print(f"\nthe page no longer reloads: {path}")
     return 0
 
 

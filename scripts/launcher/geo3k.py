@@ -60,7 +60,7 @@ class Geo3k(Run[Geo3kVariables]):
     variables = Geo3kVariables
     refused = (
         "a batch is PROBLEMS x EPISODES whole episodes, and there is no critic",
-        ("TURNS", "STEP_TURNS", "PRETRAINED_CRITIC"),
+        ("TURNS", "STEP_TURNS", "PRETRAINED_CRITIC", "CRITIC_ONLY", "CRITIC_LR"),
     )
     sees = True
 

@@ -10,6 +10,11 @@ def layout(given: Variables, disaggregated: bool, engine_gpus: int) -> list[str]
     nodes = given.num_nodes
     gpus = given.num_gpus
     per_node = given.num_gpus
+    if given.rollout_gpus and not disaggregated:
+        raise ConfigError(
+            f"ROLLOUT_GPUS={given.rollout_gpus} has no meaning where all GPUs train and serve in "
+            "turns; add --disaggregated"
+        )
     rollout_gpus = given.rollout_gpus or per_node // 2
     serving = per_node * nodes
     offset = 0  # where serving starts inside a node

@@ -107,10 +107,10 @@ class Run(Generic[V]):
             found.append(f"no {job.program}; set SLIME_PATH to a slime checkout")
         if self.reference != self.hf_checkpoint and not Path(self.reference, TRACKER).is_file():
             model = f"{self.model}{' --images' if self.images else ''}"
-            found.append(
-                f"{self.reference} holds no finished checkpoint; run: bash "
-                f"scripts/prepare_model.sh {model}"
-            )
+            repair = f"run: bash scripts/prepare_model.sh {model}"
+            if self.given.reference:
+                repair = "correct REFERENCE"
+            found.append(f"{self.reference} holds no finished checkpoint; {repair}")
         if not job.groups["MODEL"]:
             found.append(
                 f"{self.slime} does not describe {self.model}, so the flags MODEL_ARGS are missing"

@@ -45,7 +45,7 @@ class Sft(Run[SftVariables]):
     variables = SftVariables
     refused = (
         "supervised training makes EPOCHS passes in steps of BATCH turns",
-        ("TURNS", "STEP_TURNS", "UPDATES", "PRETRAINED_CRITIC"),
+        ("TURNS", "STEP_TURNS", "UPDATES", "PRETRAINED_CRITIC", "CRITIC_ONLY", "CRITIC_LR"),
     )
 
     @property

@@ -90,7 +90,7 @@ class PpoVariables(Variables):
     eval_interval: int | None = Field(default=None, ge=1)
     """batches between evaluations; unset: at most 5, the last after the last update"""
     pretraining: str = ""
-    """run_value_pretraining.sh sets it; the next four are its own"""
+    """run_value_pretraining.sh sets it, and only with it the next four have a meaning"""
     batches: int | None = Field(default=None, ge=1)
     """batches that are played for value pretraining; unset: as many as the warm-up collects"""
     held_out: str = "0.2"
@@ -110,6 +110,12 @@ class PpoVariables(Variables):
         if self.pretraining and self.pretrained_critic:
             raise ConfigError(
                 "value pretraining makes a critic; unset PRETRAINED_CRITIC, or run a PPO script"
+            )
+        own = {"batches", "held_out", "passes", "patience"}
+        if not self.pretraining and (unused := sorted(own & self.model_fields_set)):
+            raise ConfigError(
+                f"{unused[0].upper()} has no meaning without value pretraining; unset it, or run "
+                "run_value_pretraining.sh"
             )
         return self
 

@@ -26,6 +26,7 @@ from inspection.records import read_episodes
 from inspection.view.training import read_training
 from tests.fixtures.command import error_of, slime_verlog
 from tests.fixtures.warm_python import warm_engines
+from tests.inspection.view.pages import head_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:::megatron")
 
@@ -125,6 +126,13 @@ def test_group_estimator_alone_trains_without_a_critic(
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[1])
     assert row["episode/finished"] == 8 and not any(name.startswith("critic/") for name in row)
     assert "critic_warmup of the YAML is left out" not in capsys.readouterr().out
+
+
+def test_the_page_of_a_run_shows_episodes_and_trained_turns(played: tuple[Path, str]) -> None:
+    out, _ = played
+    assert slime_verlog("view", out, "--worlds", 0) == 0
+    shown = head_of(out / "episodes.html")["episodes"]
+    assert {"policy", "training"} == {episode["player"] for episode in shown}
 
 
 def test_the_episodes_are_records_and_the_policies_load_with_transformers(

@@ -112,7 +112,8 @@ def test_a_dry_run_writes_only_into_the_runs_folder_and_ends_with_what_is_missin
     machine: Machine,
 ) -> None:
     slime = machine.home / "none"
-    done = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(slime))
+    critic = {"PRETRAINED_CRITIC": str(machine.home / "critic")}
+    done = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(slime), **critic)
     assert done.returncode == 0 and done.stdout.startswith("#!/usr/bin/env bash")
     written = {
         path.name for path in machine.home.rglob("*") if path.is_file() and path.suffix != ".sh"
@@ -122,6 +123,7 @@ def test_a_dry_run_writes_only_into_the_runs_folder_and_ends_with_what_is_missin
     wanted = [
         f"no {slime}/train.py",
         "Qwen2.5-3B-Instruct_torch_dist holds no finished checkpoint; run: bash",
+        "critic holds no finished checkpoint; correct PRETRAINED_CRITIC",
     ]
     wanted += [
         "does not describe Qwen2.5-3B-Instruct",

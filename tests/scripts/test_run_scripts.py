@@ -150,6 +150,9 @@ def test_geo3k_takes_its_own_sizes(machine: Machine) -> None:
         ),
         ("run_babyai.sh", {"NUM_NODES": "two"}, "NUM_NODES must be an integer, got 'two'"),
         ("run_babyai.sh", {"OUTPUT": "/dev/null"}, "cannot write /dev/null/.*set OUTPUT"),
+        ("run_babyai.sh", {"ROLLOUT_GPUS": "2"}, "ROLLOUT_GPUS=2 .* add --disaggregated"),
+        ("run_babyai.sh", {"PASSES": "2"}, "PASSES has no meaning without value pretraining"),
+        ("run_geo3k_vlm.sh", {"CRITIC_LR": "1e-3"}, "CRITIC_LR=1e-3 has no meaning here"),
         ("run_babyai.sh", {"TURNS": "100"}, "STEP_TURNS=128 does not divide TURNS=100"),
         (
             "run_babyai.sh",

@@ -1,6 +1,5 @@
 """The sample of training turns: which are recorded, with which numbers, and that they add up."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from advantage.settings import advantage_settings
 from embedded.run.record import TURNS, TrainingRecord, actor_fault
 from embedded.train import train
 from embedded.warmstart.policy import build_policy, save_policy, train_tokenizer
+from inspection.records import read_episodes
 from rollout.play.notes import SUMMARY_REQUEST
 from tests.embedded.conftest import SIZE, TEXTS, sharpen
 from tests.embedded.test_train import Recorder, maker
@@ -29,7 +29,7 @@ def recorded(
         path, AutoTokenizer.from_pretrained(policy), advantage_settings(args), args.kl_coef
     )
     train(args, tracker or Recorder(), record=record)
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return list(read_episodes(path))
 
 
 @pytest.mark.slow

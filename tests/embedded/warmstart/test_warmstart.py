@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("megatron.core", reason="needs pip install 'slime-verlog[embedded]'")
 pytest.importorskip("minigrid", reason="needs pip install 'slime-verlog[envs]'")
 
+import numpy as np
 import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -27,6 +28,7 @@ from embedded.warmstart.imitation import (
     thin,
 )
 from embedded.warmstart.policy import CHAT_TEMPLATE, PolicySize, train_tokenizer
+from envs.babyai import BabyAI
 from rollout.bridge.settings import load_settings
 from rollout.errors import ConfigError
 from rollout.play.build import encoders_of
@@ -233,3 +235,18 @@ def test_thinning_out_does_not_miss_what_comes_in_every_fourth_turn() -> None:
     assert len(kept) == 1000 and kept == sorted(set(kept))
     assert all(200 < sum(turn % 4 == rest for turn in kept) < 300 for rest in range(4))
     assert thin(samples, 40_000, 0) == samples
+
+
+def test_numpys_scalars_in_info_are_demonstrated_as_they_are_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = BabyAI.step
+
+    def with_scalars(env: BabyAI, response_text: str) -> Any:
+        observation, done, info = step(env, response_text)
+        scalars = {"terminated": np.bool_(info["terminated"]), "reward": np.float32(0.5)}
+        return observation, np.bool_(done), {**info, **scalars}
+
+    played = demonstrate(config(), 1, 0.0, 0)
+    monkeypatch.setattr(BabyAI, "step", with_scalars)
+    assert demonstrate(config(), 1, 0.0, 0) == played

@@ -158,3 +158,13 @@ def test_a_page_beside_a_training_is_finished_with_it(
     head = head_of(page)
     assert head["follow"] == 0 and head["studies"][0]["columns"]["update"] == [1, 2]
     assert str(page) in capsys.readouterr().out
+
+
+def test_a_page_that_cannot_be_written_beside_a_training_says_why(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = write_rows(tmp_path / "run", [{"update": 1, "turn/reward": 0.5}])
+    with page_of(run):
+        until((tmp_path / "run" / "episodes.html").exists)
+        (run / "training.jsonl").write_text('{"update": 1, "messages": [], "story": []}\n')
+    assert "line 1, is not an episode: seed: Field required" in capfd.readouterr().err
