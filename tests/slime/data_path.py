@@ -40,15 +40,18 @@ class Played:
             "rollout_interaction_env_path": "tests.slime.cpu.ledger_env",
             "env": {"ledger": str(folder / "ledger"), "longest": 9},
             "turn_quota": "per_env",
-            **{"rollout_batch_size": TURNS, "global_batch_size": STEP, "partial_rollout": False},
-            **{"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
-            **{"load_debug_rollout_data": None, "disable_rollout_trim_samples": False},
-            **{
-                "use_dynamic_global_batch_size": False,
-                "reward_key": None,
-                "sglang_speculative_algorithm": None,
-            },
-            **{"eval": {"episodes": 3}, "use_rollout_routing_replay": False},
+            "rollout_batch_size": TURNS,
+            "global_batch_size": STEP,
+            "partial_rollout": False,
+            "actor_num_nodes": 1,
+            "actor_num_gpus_per_node": 1,
+            "load_debug_rollout_data": None,
+            "disable_rollout_trim_samples": False,
+            "use_dynamic_global_batch_size": False,
+            "reward_key": None,
+            "sglang_speculative_algorithm": None,
+            "eval": {"episodes": 3},
+            "use_rollout_routing_replay": False,
             **changes,
         }
         self.args = Namespace(
@@ -181,13 +184,12 @@ CHECKS = [
 
 
 REPLAY = {
-    **{
-        "use_rollout_routing_replay": True,
-        "num_layers": 2,
-        "moe_router_topk": 3,
-        "num_experts": 64,
-    },
-    **{"sglang_speculative_algorithm": "EAGLE", "rollout_top_p": 0.9},
+    "use_rollout_routing_replay": True,
+    "num_layers": 2,
+    "moe_router_topk": 3,
+    "num_experts": 64,
+    "sglang_speculative_algorithm": "EAGLE",
+    "rollout_top_p": 0.9,
 }
 
 
