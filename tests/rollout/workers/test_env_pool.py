@@ -23,6 +23,7 @@ from rollout.workers.pool import BACKENDS, EnvPool
 from tests.cases import some
 from tests.fixtures.counting_env import CountingGame
 from tests.fixtures.faulty_worker import MALFORMED
+from tests.fixtures.waiting import until
 from tests.fixtures.warm_python import CONTEXT
 
 ENV = "tests.fixtures.counting_env"
@@ -290,10 +291,7 @@ def test_no_worker_outlives_its_parent_however_that_ends(
         os.kill(parent.pid, how)
     parent.join(120)
     assert parent.exitcode is not None
-    deadline = time.monotonic() + 120
-    while any(is_alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(is_alive(pid) for pid in workers)
+    until(lambda: not any(map(is_alive, workers)))
 
 
 def is_alive(pid: int) -> bool:
