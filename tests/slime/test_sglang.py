@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import unused_port
 
 from tests.slime.conftest import learning_roles
-from tests.slime.cpu.harness import Run, free_port
+from tests.slime.cpu.harness import Run
 from tests.slime.expectation import assert_trained_as_paid, log_prob_gaps
 
 pytestmark = pytest.mark.slow
@@ -34,7 +35,7 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
             "set SLIME_VERLOG_SGLANG to the virtual environment that "
             "tests/slime/cpu/install_sglang.sh makes, to run against a real SGLang"
         )
-    port = free_port()
+    port = unused_port()
     command = [
         f"{folder}/bin/python",
         str(LAUNCHER),

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +20,10 @@ import psutil
 import pytest
 import torch
 import yaml
+from aiohttp.test_utils import unused_port
 
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
+from tests.slime.cpu.ledger_env import read_ledger
 
 REPO = Path(__file__).parents[3]
 IMPORTS = Path(__file__).parent / "imports"
@@ -218,9 +219,7 @@ class Run:
 
     def payments(self) -> dict[tuple[int, int, str], dict[str, Any]]:
         """The ledger, by seed, turn and answer."""
-        files = [path.read_text().splitlines() for path in (self.work / "ledger").glob("*.jsonl")]
-        lines = [json.loads(line) for file in files for line in file]
-        return {(line["seed"], line["turn"], line["text"]): line for line in lines}
+        return read_ledger(self.work / "ledger")
 
 
 def place_of(sample: Mapping[str, Any]) -> tuple[int, int]:
@@ -251,7 +250,9 @@ def start_script(
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        **({} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(free_port())}),
+        **(
+            {} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(unused_port())}
+        ),
     }
     command = [
         str(slime.python),
@@ -271,14 +272,6 @@ def start_script(
 
 
 ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-
-
-def free_port() -> int:
-    """A port that nobody listens on; slime's tools would all take the same one, also side by
-    side."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
