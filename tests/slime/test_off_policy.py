@@ -9,7 +9,7 @@ import torch
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.altered_log_probs import EVERY
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, micro_batches
 
 pytestmark = pytest.mark.slow
 
@@ -75,9 +75,7 @@ def test_dis_masks_exactly_the_tokens_whose_recorded_log_probs_are_wrong(
     (record,) = run.records("actor", 0)
     reached = {True: 0, False: 0}
     masked = 0.0
-    for batch, numbers in zip(
-        record["batches"], record["data"]["micro_batch_indices"], strict=True
-    ):
+    for batch, numbers in micro_batches(record):
         start = 0
         weights = batch["weights"].split(batch["response_lengths"])
         for tokens, number, weight in zip(batch["tokens"], numbers, weights, strict=True):

@@ -14,7 +14,7 @@ import torch
 from advantage.turn_table import PADDING_INDEX
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, learning_roles
-from tests.slime.cpu.harness import Run, place_of
+from tests.slime.cpu.harness import Run, micro_batches, place_of
 from tests.slime.expectation import (
     Trained,
     assert_trained_as_paid,
@@ -95,9 +95,7 @@ def test_only_positions_that_predict_a_trained_token_get_gradient(
     reached = boots = 0
     for record in run.records(role, rollout):
         masks = record["data"]["loss_masks"]
-        for batch, numbers in zip(
-            record["batches"], record["data"]["micro_batch_indices"], strict=True
-        ):
+        for batch, numbers in micro_batches(record):
             start = 0
             for tokens, number in zip(batch["tokens"], numbers, strict=True):
                 gradient = batch["gradient"][start : start + len(tokens)]
@@ -124,9 +122,7 @@ def test_the_first_token_of_each_turn_weighs_three_times_in_the_value_loss_alone
     for role, first in (("critic", 3.0), ("actor", 1.0)):
         record = run.records(role, 3)[0]
         masks = record["data"]["loss_masks"]
-        for batch, numbers in zip(
-            record["batches"], record["data"]["micro_batch_indices"], strict=True
-        ):
+        for batch, numbers in micro_batches(record):
             for weights, number in zip(
                 batch["weights"].split(batch["response_lengths"]), numbers, strict=True
             ):

@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -220,6 +220,11 @@ class Run:
     def payments(self) -> dict[tuple[int, int, str], dict[str, Any]]:
         """The ledger, by seed, turn and answer."""
         return read_ledger(self.work / "ledger")
+
+
+def micro_batches(record: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """What reached the loss of each micro-batch, and the numbers of its samples."""
+    return zip(record["batches"], record["data"]["micro_batch_indices"], strict=True)
 
 
 def place_of(sample: Mapping[str, Any]) -> tuple[int, int]:
