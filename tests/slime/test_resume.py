@@ -103,13 +103,8 @@ def state_of(run: Run, step: int) -> Path:
     return run.work / "actor" / "rollout" / f"slime_verlog_{step}.pt"
 
 
-def wait_for(
-    run: Run,
-    process: subprocess.Popen[bytes],
-    condition: Callable[[], bool],
-    timeout_s: float = 600,
-) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_for(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
     while not condition():
         assert process.poll() is None, f"the run ended too early:\n{run.tail()}"
         assert time.monotonic() < deadline, f"the awaited files did not come:\n{run.tail()}"

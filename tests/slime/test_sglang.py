@@ -54,10 +54,8 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
         server.wait(30)
 
 
-def wait_until_healthy(
-    server: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float = 300
-) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_until_healthy(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 300
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):

@@ -198,7 +198,7 @@ def test_the_drawn_batch_repeats_kept_turns_with_the_values_of_the_moment(run: R
     assert all(moved)
 
 
-def test_held_out_episodes_are_scored_by_what_they_were_paid(run: Run, tokenizer: Any) -> None:
+def test_held_out_episodes_are_scored_by_what_they_were_paid(run: Run) -> None:
     samples = run.samples("eval_0")
     assert [s["metadata"]["seed"] for s in samples] == [1_000_000_000 + k for k in range(6)]
     told: dict[int, float] = {}

@@ -76,9 +76,7 @@ def find_slime() -> Slime:
     return Slime(Path(path.split(os.pathsep)[0]), Path(python))
 
 
-def make_model(
-    folder: Path, size: PolicySize = SIZE, scale: float = 2.0, *, tied: bool = False
-) -> Path:
+def make_model(folder: Path, size: PolicySize = SIZE, *, tied: bool = False) -> Path:
     """A tiny random Qwen2 with a tokenizer of its own, sharp enough that its choices are not
     ties."""
     texts = ["go on and on", "seed 12 turn 3\nleft 4", "wait for it, and then some"] * 4
@@ -90,7 +88,7 @@ def make_model(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(scale)
+                parameter.mul_(2.0)
     save_policy(model.bfloat16(), tokenizer, folder)
     return folder
 
@@ -184,8 +182,8 @@ class Run:
             stop_all(self.work)
         return re.sub(r"\s+", " ", self.log.read_text(errors="replace"))
 
-    def tail(self, chars: int = 6000) -> str:
-        return self.log.read_text(errors="replace")[-chars:] if self.log.exists() else ""
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:] if self.log.exists() else ""
 
     def logged(self, name: str) -> list[float]:
         """Every value of a metric in slime's log, in order."""
