@@ -92,9 +92,10 @@ def checkpoint_reader(data: bytes) -> None:
 
 def tool_calls(data: bytes) -> None:
     text = data.decode("utf-8", "surrogateescape")
-    found = find_calls(text)
-    assert found.span is None or 0 <= found.span[0] <= found.span[1] <= len(text)
-    answer = parse_response(text)
+    found, answer = find_calls(text), parse_response(text)
+    for span in (found.span, answer.span):
+        assert span is None or 0 <= span[0] <= span[1] <= len(text)
+    assert answer.valid == (bool(answer.calls) and not answer.errors)
     assert len(answer.calls) + len(answer.errors) <= 6
     for line in [*found.errors, *answer.errors]:
         line.encode()

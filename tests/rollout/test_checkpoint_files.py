@@ -52,10 +52,7 @@ def pictured(folder: Path) -> EpisodeSource:
     parts = [{"pixels": each, "grid": torch.tensor([[1, 2, 2]])} for each in pixels]
     images = ["first", "second", "first"]
     prompts = [Prompt([1, 2, 3], images[:n], ImageChain(parts[:n])) for n in (1, 2, 3)]
-    turns = [
-        Turn(0, i, prompts[i], generation, "a", True, "a", 1.0, False, False, None)
-        for i in range(2)
-    ]
+    turns = [Turn(0, i, prompts[i], generation, "a", True, "a", 1.0) for i in range(2)]
     source = EpisodeSource(rollout_args(folder))
     source.kept = [Segment("t", tuple(turns), prompts[2], StopReason.CUT)]
     return source

@@ -191,8 +191,10 @@ async def test_an_engine_without_versions_is_refused(
         ),
         (
             {
-                **{"on_update": "continue", "custom_megatron_init_path": "advantage.patch.install"},
-                **{"update_weight_transport": "disk", "update_weight_mode": "full"},
+                "on_update": "continue",
+                "custom_megatron_init_path": "advantage.patch.install",
+                "update_weight_transport": "disk",
+                "update_weight_mode": "full",
             },
             "--update-weight-mode delta",
         ),

@@ -118,6 +118,13 @@ async def test_an_episode_cut_by_the_batch_gets_one_bootstrap_sample_with_its_ne
     assert cut > 0
 
 
+def limited_groups(output: Any) -> list[Any]:
+    """The samples of each episode that its time limit ended."""
+    found = [group for group in output.samples if any(row_of(s).truncated for s in group)]
+    assert found
+    return found
+
+
 @wide
 @pytest.mark.parametrize("bootstrap", [False, True])
 async def test_a_time_limit_is_bootstrapped_from_the_final_observation_only_when_asked(
@@ -126,9 +133,7 @@ async def test_a_time_limit_is_bootstrapped_from_the_final_observation_only_when
     outputs = await collect(
         bootstrap_on_time_limit=bootstrap, env={"max_length": 50, "time_limit": 3}, seed_start=1000
     )
-    limited = [group for group in outputs[0].samples if any(row_of(s).truncated for s in group)]
-    assert limited
-    for group in limited:
+    for group in limited_groups(outputs[0]):
         assert (group[-1].metadata["kind"] == "bootstrap") == bootstrap
         if bootstrap:
             text = chatml_tokenizer().decode(group[-1].tokens)
@@ -150,9 +155,8 @@ async def test_a_time_limit_whose_final_observation_cannot_be_encoded_is_not_boo
     (output,) = await collect(
         bootstrap_on_time_limit=True, env={"max_length": 50, "time_limit": 3}, seed_start=1000
     )
-    limited = [group for group in output.samples if any(row_of(s).truncated for s in group)]
-    assert limited
-    assert all(sample.metadata["kind"] == "turn" for group in limited for sample in group)
+    groups = limited_groups(output)
+    assert all(sample.metadata["kind"] == "turn" for group in groups for sample in group)
 
 
 async def test_an_end_on_the_time_limits_last_step_counts_as_termination(collect: Collect) -> None:

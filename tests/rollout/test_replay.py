@@ -16,7 +16,7 @@ MOE = Namespace(use_rollout_routing_replay=True, num_layers=2, moe_router_topk=3
 
 def turn(**meta: Any) -> Turn:
     generation = Generation([5, 6], [-0.1, -0.2], "ab", FinishReason.STOP, ("3",), meta)
-    return Turn(0, 0, Prompt([1, 2, 3]), generation, "a", True, "a", 1.0, False, False, None)
+    return Turn(0, 0, Prompt([1, 2, 3]), generation, reward=1.0)
 
 
 def cut(task: str) -> Segment:

@@ -7,7 +7,6 @@ import pytest
 
 from tests.scripts.conftest import REPO, Machine, recorded_flags
 
-FOLDER = REPO / "studies" / "one_gpu"
 PAGE = REPO / "docs" / "results" / "one_gpu.md"
 
 

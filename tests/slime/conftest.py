@@ -95,30 +95,20 @@ def ledger_settings(work: Path) -> dict[str, Any]:
 
 
 BATCH_FLAGS = (
-    *(
-        "--rollout-batch-size",
-        "16",
-        "--n-samples-per-prompt",
-        "1",
-        "--global-batch-size",
-        "8",
-        "--rollout-seed",
-        "3",
-    ),
-    *(
-        "--rollout-max-response-len",
-        "8",
-        "--rollout-max-context-len",
-        "256",
-        "--rollout-temperature",
-        "1.0",
-    ),
+    "--rollout-batch-size 16 --n-samples-per-prompt 1 --global-batch-size 8",
+    "--rollout-seed 3",
+    "--rollout-max-response-len 8 --rollout-max-context-len 256 --rollout-temperature 1.0",
 )
 
 
 def engine_flags(engine: EngineServer) -> list[str]:
     """An engine that runs already; slime puts its own router in front of it."""
-    return ["--rollout-external-engine-addrs", f"127.0.0.1:{engine.port}"]
+    return [f"--rollout-external-engine-addrs 127.0.0.1:{engine.port}"]
+
+
+def learning_roles(work: Path) -> list[str]:
+    """Both roles with quick steps, and the critic with a folder of its own."""
+    return roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3})
 
 
 def roles(path: Path, critic: dict[str, Any], actor: dict[str, Any]) -> list[str]:
@@ -129,4 +119,4 @@ def roles(path: Path, critic: dict[str, Any], actor: dict[str, Any]) -> list[str
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump({"megatron": entries}))
-    return ["--megatron-config-path", str(path)]
+    return [f"--megatron-config-path {path}"]

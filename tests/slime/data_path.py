@@ -8,7 +8,6 @@ RolloutManager methods, split, and given to slime's own advantage function with 
 import asyncio
 import base64
 import importlib
-import json
 import tempfile
 import threading
 from argparse import Namespace
@@ -23,6 +22,7 @@ from tests.fixtures.chatml import chatml_tokenizer
 from tests.fixtures.inside_slime import installed, megatron, report, slime_args, start
 from tests.fixtures.rollout_args import rollout_args
 from tests.fixtures.scripted_engine import ScriptedEngine, draw
+from tests.slime.cpu.ledger_env import read_ledger
 
 TURNS, STEP = 24, 8
 WORDS = ("wait for it", "go on", "and on")
@@ -40,15 +40,18 @@ class Played:
             "rollout_interaction_env_path": "tests.slime.cpu.ledger_env",
             "env": {"ledger": str(folder / "ledger"), "longest": 9},
             "turn_quota": "per_env",
-            **{"rollout_batch_size": TURNS, "global_batch_size": STEP, "partial_rollout": False},
-            **{"actor_num_nodes": 1, "actor_num_gpus_per_node": 1},
-            **{"load_debug_rollout_data": None, "disable_rollout_trim_samples": False},
-            **{
-                "use_dynamic_global_batch_size": False,
-                "reward_key": None,
-                "sglang_speculative_algorithm": None,
-            },
-            **{"eval": {"episodes": 3}, "use_rollout_routing_replay": False},
+            "rollout_batch_size": TURNS,
+            "global_batch_size": STEP,
+            "partial_rollout": False,
+            "actor_num_nodes": 1,
+            "actor_num_gpus_per_node": 1,
+            "load_debug_rollout_data": None,
+            "disable_rollout_trim_samples": False,
+            "use_dynamic_global_batch_size": False,
+            "reward_key": None,
+            "sglang_speculative_algorithm": None,
+            "eval": {"episodes": 3},
+            "use_rollout_routing_replay": False,
             **changes,
         }
         self.args = Namespace(
@@ -93,11 +96,6 @@ class Played:
             rank[name] = [torch.randn(n) for n in rank["response_lengths"]]
         return rank
 
-    def payments(self) -> dict[Any, Any]:
-        files = [file.read_text().splitlines() for file in (self.folder / "ledger").glob("*")]
-        lines = [json.loads(line) for file in files for line in file]
-        return {(line["seed"], line["turn"], line["text"]): line for line in lines}
-
 
 def both_roles_train_on_what_the_environments_paid(played: Played) -> None:
     from tests.slime.expectation import assert_as_paid, payments_of, trained_samples
@@ -118,7 +116,9 @@ def both_roles_train_on_what_the_environments_paid(played: Played) -> None:
         items = trained_samples([{"data": rank}], [s.to_dict() for s in played.samples])
         assert len(items) == len(played.samples)
         assert_as_paid(
-            items, payments_of(items, played.payments(), chatml_tokenizer()), kl_coef=args.kl_coef
+            items,
+            payments_of(items, read_ledger(played.folder / "ledger"), chatml_tokenizer()),
+            kl_coef=args.kl_coef,
         )
 
 
@@ -181,13 +181,12 @@ CHECKS = [
 
 
 REPLAY = {
-    **{
-        "use_rollout_routing_replay": True,
-        "num_layers": 2,
-        "moe_router_topk": 3,
-        "num_experts": 64,
-    },
-    **{"sglang_speculative_algorithm": "EAGLE", "rollout_top_p": 0.9},
+    "use_rollout_routing_replay": True,
+    "num_layers": 2,
+    "moe_router_topk": 3,
+    "num_experts": 64,
+    "sglang_speculative_algorithm": "EAGLE",
+    "rollout_top_p": 0.9,
 }
 
 

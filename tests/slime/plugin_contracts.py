@@ -49,17 +49,8 @@ def main() -> None:
 
     os.chdir(Path(slime.__file__).parents[1])  # the contracts name slime's files relative to it
     recorder = Recorder()
-    pytest.main(
-        [
-            "-q",
-            "--tb=short",
-            "-p",
-            "no:cacheprovider",
-            "--import-mode=importlib",
-            "tests/plugin_contracts",
-        ],
-        plugins=[recorder],
-    )
+    options = "-q --tb=short -p no:cacheprovider --import-mode=importlib tests/plugin_contracts"
+    pytest.main(options.split(), plugins=[recorder])
     print("\n" + json.dumps({"ran": str(recorder.ran), "failed": " ".join(recorder.failed)}))
 
 

@@ -12,49 +12,33 @@ from embedded.engine.server import EngineServer
 from rollout.checkpoint import load_state
 from tests.fixtures.playing import no_gap_and_none_twice
 from tests.slime.conftest import engine_flags
-from tests.slime.cpu.harness import Run, stop_all
-from tests.slime.test_resume import script_arguments, state_of, wait_for
+from tests.slime.cpu.harness import Run, place_of, stop_all
+from tests.slime.test_resume import saved_step, script_arguments, state_of, wait_for
 
 pytestmark = pytest.mark.slow
 
 ROLLOUTS = 4
 STREAMED = 7
-CONTINUOUS = ("--rollout-function-path", "rollout.continuous.generate_rollout")
-WANDB = (
-    "--use-wandb",
-    "--wandb-mode",
-    "offline",
-    "--wandb-project",
-    "test",
-    "--wandb-group",
-    "test",
-)
-FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0")
-
-
-def turns_of(run: Run, rollout: int) -> list[dict[str, Any]]:
-    return [sample for sample in run.samples(rollout) if sample["metadata"]["kind"] == "turn"]
+CONTINUOUS = "--rollout-function-path rollout.continuous.generate_rollout"
+WANDB = "--use-wandb --wandb-mode offline --wandb-project test --wandb-group test"
+FLAGS = f"--num-rollout {ROLLOUTS} --num-critic-only-steps 0"
 
 
 def places(run: Run, rollouts: range) -> list[tuple[int, int]]:
     """(episode, turn index) of every turn that was handed to training."""
-    facts = [sample["metadata"] for rollout in rollouts for sample in turns_of(run, rollout)]
-    return [(fact["episode_id"], fact["round_number"]) for fact in facts]
+    return [place_of(turn) for rollout in rollouts for turn in run.turns(rollout)]
 
 
 @pytest.fixture(scope="module")
 def fixed(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     """Fixed-turn batches under train_async.py."""
-    run = make_run("async", *engine_flags(engine), *FLAGS, *WANDB, script="train_async.py")
+    run = make_run("async", *engine_flags(engine), FLAGS, WANDB, script="train_async.py")
     run.train(script_arguments(run))
     return run
 
 
 def test_each_batch_is_played_by_the_weights_before_the_last_update(fixed: Run) -> None:
-    versions = [
-        {v for s in turns_of(fixed, k) for v in s["weight_versions"]} for k in range(ROLLOUTS)
-    ]
-    assert versions == [{"1"}, {"1"}, {"2"}, {"3"}]
+    assert fixed.versions(range(ROLLOUTS)) == [{1}, {1}, {2}, {3}]
     assert sorted(set(fixed.logged("turn/staleness"))) == [0.0, 1.0]
 
 
@@ -100,11 +84,8 @@ def stream(request: Any, make_run: Callable[..., Run], engine: EngineServer, gro
     env = {"ledger": str(work / "ledger"), "longest": 9, "slow": slow}
     flags = (
         *engine_flags(engine),
-        *CONTINUOUS,
-        "--num-rollout",
-        str(STREAMED),
-        "--num-critic-only-steps",
-        "0",
+        CONTINUOUS,
+        f"--num-rollout {STREAMED} --num-critic-only-steps 0",
     )
     run = make_run(
         name, *flags, script=script, env=env, env_workers=9, env_step_timeout_s=900.0, **settings
@@ -125,7 +106,7 @@ def test_turns_of_a_stream_are_played_while_slime_trains_and_none_that_is_traine
     """Also not the turn whose environment step outlasts several batches."""
     limit, old = stream.config["max_staleness"], 0
     for rollout in range(STREAMED):
-        for sample in turns_of(stream, rollout):
+        for sample in stream.turns(rollout):
             (version,) = sample["weight_versions"]
             age = rollout - (int(version) - 1)
             assert age >= 0
@@ -147,37 +128,33 @@ def test_staleness_is_counted_in_slimes_absolute_rollout_ids_after_a_resume(
 
     The resumed run begins at 2, so its pushes are not every three rollouts from its beginning.
     """
-    run = make_run("interval", *engine_flags(engine), *INTERVAL, script="train_async.py")
-    run.train([*script_arguments(run), "--num-rollout", "2"])
+    run = make_run("interval", *engine_flags(engine), INTERVAL, script="train_async.py")
+    run.train([*script_arguments(run), "--num-rollout 2"])
     # Megatron refuses another number of rollouts than the checkpoint's without this flag.
-    run.train([*script_arguments(run), "--num-rollout", "8", "--override-opt-param-scheduler"])
-    assert run.logged("turn/staleness") == [*[0, 1], *[0, 1, 1, 2, 3, 1]], "first run, resumed run"
+    run.train([*script_arguments(run), "--num-rollout 8 --override-opt-param-scheduler"])
+    assert run.logged("turn/staleness") == [0, 1, 0, 1, 1, 2, 3, 1], "first run, resumed run"
 
 
 def test_train_py_pushes_after_every_rollout_whatever_the_interval(
     make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    run = make_run("no-interval", *engine_flags(engine), *INTERVAL, "--num-rollout", "3")
+    run = make_run("no-interval", *engine_flags(engine), INTERVAL, "--num-rollout 3")
     run.train()
     assert run.logged("turn/staleness") == [0, 0, 0]
-    assert [{v for s in turns_of(run, k) for v in s["weight_versions"]} for k in range(3)] == [
-        {"1"},
-        {"2"},
-        {"3"},
-    ]
+    assert run.versions(range(3)) == [{1}, {2}, {3}]
 
 
-INTERVAL = ("--num-critic-only-steps", "0", "--update-weights-interval", "3")
+INTERVAL = "--num-critic-only-steps 0 --update-weights-interval 3"
 
 
-@pytest.mark.parametrize("flags", [(), CONTINUOUS], ids=["fixed-turn", "continuous"])
+@pytest.mark.parametrize("flags", ["", CONTINUOUS], ids=["fixed-turn", "continuous"])
 def test_a_killed_asynchronous_run_goes_on_without_a_gap(
-    make_run: Callable[..., Run], engine: EngineServer, flags: tuple[str, ...]
+    make_run: Callable[..., Run], engine: EngineServer, flags: str
 ) -> None:
     """Killed while the batch after the saved step is being trained on."""
     name = "killed-async" + "-stream" * bool(flags)
     run = make_run(
-        name, *engine_flags(engine), *FLAGS, *flags, script="train_async.py", max_staleness=2
+        name, *engine_flags(engine), FLAGS, flags, script="train_async.py", max_staleness=2
     )
     process = run.start(script_arguments(run))
     wait_for(run, process, lambda: models_saved(run) >= 1)
@@ -194,7 +171,4 @@ def test_a_killed_asynchronous_run_goes_on_without_a_gap(
 
 def models_saved(run: Run) -> int:
     """The newest step whose actor and critic are on the disk; -1 if there is none."""
-    trackers = [
-        run.work / role / "latest_checkpointed_iteration.txt" for role in ("actor", "critic")
-    ]
-    return min(int(path.read_text() or -1) if path.exists() else -1 for path in trackers)
+    return min(saved_step(run, role) for role in ("actor", "critic"))

@@ -19,9 +19,9 @@ Numbers = dict[tuple[int, ...], torch.Tensor]
 
 
 LAYOUTS = {
-    "per turn": (),
-    "per token": ("--calculate-per-token-loss",),
-    "two pipeline stages": ("--pipeline-model-parallel-size", "2"),
+    "per turn": "",
+    "per token": "--calculate-per-token-loss",
+    "two pipeline stages": "--pipeline-model-parallel-size 2",
 }
 
 
@@ -34,26 +34,17 @@ def runs(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLIME_CPU_FP32", "1")
         for samples in ("turns", "chains"):
-            name = f"{samples}{len(''.join(request.param))}"
+            name = f"{samples}{len(request.param)}"
             run = make_run(
                 name,
-                *(
-                    *engine_flags(engine),
-                    *request.param,
-                    "--num-rollout",
-                    str(ROLLOUTS),
-                    "--normalize-advantages",
-                ),
-                *(
-                    "--rollout-function-path",
-                    "tests.slime.cpu.conversations.generate_rollout",
-                    "--kl-coef",
-                    "0.1",
-                ),
+                *engine_flags(engine),
+                request.param,
+                f"--num-rollout {ROLLOUTS} --normalize-advantages --kl-coef 0.1",
+                "--rollout-function-path tests.slime.cpu.conversations.generate_rollout",
                 *roles(ground / name / "roles.yaml", {"lr": 5e-3}, {"lr": 1e-3}),
                 # Adam makes whole steps of gradients that are rounding errors alone, unless its
                 # epsilon is above these.
-                *("--max-tokens-per-gpu", "64", "--adam-eps", "1e-4"),
+                "--max-tokens-per-gpu 64 --adam-eps 1e-4",
                 gpus=2,
                 samples=samples,
             )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from embedded.engine.server import EngineServer
-from tests.slime.conftest import engine_flags, roles
+from tests.slime.conftest import engine_flags, learning_roles
 from tests.slime.cpu.harness import Run, Slime
 from tests.slime.expectation import assert_trained_as_paid
 
@@ -25,19 +25,15 @@ def run(make_run: Callable[..., Run], slime: Slime, engine: EngineServer, ground
     work = ground / "debug"
     experiment = make_run(
         "debug",
-        *("--num-rollout", "2", "--num-critic-only-steps", "1", "--normalize-advantages"),
-        *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
+        "--num-rollout 2 --num-critic-only-steps 1 --normalize-advantages",
+        *learning_roles(work),
         gpus=2,
     )
     # Through a folder slime would reload weights that nobody wrote: no rank trains here.
-    experiment.train(["--debug-rollout-only", "--update-weight-transport", "nccl", *outside])
+    experiment.train(["--debug-rollout-only --update-weight-transport nccl", *outside])
     assert not experiment.records("critic", 0)
     experiment.train(
-        [
-            "--debug-train-only",
-            "--load-debug-rollout-data",
-            str(work / "samples" / "{rollout_id}.pt"),
-        ]
+        [f"--debug-train-only --load-debug-rollout-data {work}/samples/{{rollout_id}}.pt"]
     )
     return experiment
 

@@ -19,26 +19,21 @@ pytestmark = pytest.mark.slow
 GAMMA = 0.9
 PATCH = ("custom_megatron_init_path",)
 SFT = (
-    *(
-        "rollout_function_path",
-        "data_source_path",
-        "custom_convert_samples_to_train_data_path",
-        *PATCH,
-    ),
-    *("custom_rollout_log_function_path", "custom_eval_rollout_log_function_path"),
+    "rollout_function_path",
+    "data_source_path",
+    "custom_convert_samples_to_train_data_path",
+    *PATCH,
+    "custom_rollout_log_function_path",
+    "custom_eval_rollout_log_function_path",
 )
 
 
 RLOO = (
-    *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout"),
-    *("--custom-generate-function-path", "rollout.generate.generate"),
-    *("--rollout-batch-size", "4", "--n-samples-per-prompt", "3", "--global-batch-size", "6"),
-    *(
-        "--advantage-estimator",
-        "grpo",
-        "--custom-advantage-function-path",
-        "advantage.group.compute_advantages",
-    ),
+    "--rollout-function-path slime.rollout.sglang_rollout.generate_rollout",
+    "--custom-generate-function-path rollout.generate.generate",
+    "--rollout-batch-size 4 --n-samples-per-prompt 3 --global-batch-size 6",
+    "--advantage-estimator grpo",
+    "--custom-advantage-function-path advantage.group.compute_advantages",
 )
 
 
@@ -49,7 +44,8 @@ def rloo(make_run: Callable[..., Run], engine: EngineServer) -> Run:
         "rloo",
         *engine_flags(engine),
         # Each sample fills a micro-batch.
-        *(*RLOO, "--num-rollout", "2", "--max-tokens-per-gpu", "8"),
+        *RLOO,
+        "--num-rollout 2 --max-tokens-per-gpu 8",
         gpus=2,
         gamma_step=GAMMA,
         group_estimator="rloo",
@@ -89,13 +85,13 @@ def test_every_turn_is_trained_with_its_episodes_return_less_the_mean_of_its_sib
 def test_the_first_batch_after_a_resume_is_played_by_the_actor_and_not_by_the_reference(
     make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    kl = ("--use-kl-loss", "--kl-loss-type", "k3", "--kl-loss-coef", "0.001")
-    run = make_run("resumed", *engine_flags(engine), *RLOO, *kl, group_estimator="rloo")
-    folder = str(run.work / "actor")
-    saved = ["--save", folder, "--load", folder, "--save-interval", "1"]
-    saved += ["--lr", "1e-2", "--override-opt-param-scheduler"]
-    run.train([*saved, "--num-rollout", "2"])
-    run.train([*saved, "--num-rollout", "4"])
+    kl = "--use-kl-loss --kl-loss-type k3 --kl-loss-coef 0.001"
+    run = make_run("resumed", *engine_flags(engine), *RLOO, kl, group_estimator="rloo")
+    folder = run.work / "actor"
+    saved = f"--save {folder} --load {folder} --save-interval 1 --lr 1e-2"
+    saved += " --override-opt-param-scheduler"
+    run.train([saved, "--num-rollout 2"])
+    run.train([saved, "--num-rollout 4"])
     gaps = run.logged("train/train_rollout_logprob_abs_diff")
     first_steps = gaps[:: len(gaps) // 4]
     assert len(first_steps) == 4 and max(first_steps) < 0.02, gaps
@@ -104,7 +100,7 @@ def test_the_first_batch_after_a_resume_is_played_by_the_actor_and_not_by_the_re
     assert reference != pytest.approx(played, abs=0.05), (
         "the actor is still the reference: nothing was tested"
     )
-    process = run.start([*saved, "--num-rollout", "5"], without=PATCH)
+    process = run.start([saved, "--num-rollout 5"], without=PATCH)
     with pytest.raises(AssertionError, match="reference's weights"):
         run.finish(process, 600)
 
@@ -115,43 +111,19 @@ def test_supervised_training_takes_the_exported_demonstrations(
     pytest.importorskip("minigrid", reason="BabyAI needs pip install 'slime-verlog[envs]'")
     run = make_run(
         "sft",
-        *(
-            "--rollout-function-path",
-            "slime.rollout.sft_rollout.generate_rollout",
-            "--input-key",
-            "messages",
-        ),
-        *(
-            "--metadata-key",
-            "metadata",
-            "--loss-mask-type",
-            "qwen",
-            "--rollout-shuffle",
-            "--num-epoch",
-            "2",
-        ),
-        *("--rollout-batch-size", "8", "--global-batch-size", "8", "--max-tokens-per-gpu", "4096"),
-        *(
-            "--loss-type",
-            "sft_loss",
-            "--calculate-per-token-loss",
-            "--disable-compute-advantages-and-returns",
-        ),
-        *("--debug-train-only", "--advantage-estimator", "grpo", "--lr", "3e-3"),
+        "--rollout-function-path slime.rollout.sft_rollout.generate_rollout",
+        "--input-key messages",
+        "--metadata-key metadata --loss-mask-type qwen --rollout-shuffle --num-epoch 2",
+        "--rollout-batch-size 8 --global-batch-size 8 --max-tokens-per-gpu 4096",
+        "--loss-type sft_loss --calculate-per-token-loss",
+        "--disable-compute-advantages-and-returns",
+        "--debug-train-only --advantage-estimator grpo --lr 3e-3",
     )
     rows = run.work / "rows.jsonl"
-    export(
-        [
-            "--config",
-            str(REPO / "custom_configs" / "quickstart.yaml"),
-            "--episodes",
-            "8",
-            "--out",
-            str(rows),
-        ]
-    )
+    config = REPO / "custom_configs" / "quickstart.yaml"
+    export(f"--config {config} --episodes 8 --out {rows}".split())
     turns = len(rows.read_text().splitlines())
-    run.train(["--prompt-data", str(rows)], without=SFT)
+    run.train([f"--prompt-data {rows}"], without=SFT)
     losses = run.logged("train/loss")
     assert len(losses) == 2 * (turns // 8)
     assert losses[-1] < 0.9 * losses[0]

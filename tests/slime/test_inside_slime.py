@@ -6,12 +6,11 @@ import pytest
 from tests.fixtures.checkouts import CHECKOUTS, checks_of, failure_inside
 
 PROGRAMS = (
-    *(
-        "tests.advantage.in_slime",
-        "tests.advantage.in_slime_critic",
-        "tests.advantage.image_critic",
-    ),
-    *("tests.slime.data_path", "tests.slime.whole_episodes"),
+    "tests.advantage.in_slime",
+    "tests.advantage.in_slime_critic",
+    "tests.advantage.image_critic",
+    "tests.slime.data_path",
+    "tests.slime.whole_episodes",
 )
 CHECKS = [(program, check) for program in PROGRAMS for check in checks_of(program)]
 

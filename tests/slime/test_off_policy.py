@@ -9,19 +9,19 @@ import torch
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.altered_log_probs import EVERY
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, micro_batches
 
 pytestmark = pytest.mark.slow
 
 ROLLOUTS = 2
-FLAGS = ("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0")
-STREAM = ("--rollout-function-path", "rollout.continuous.generate_rollout")
-DIS = ("--use-rollout-logprobs", "--eps-clip", "0.3", "--eps-clip-high", "5.0")
+FLAGS = f"--num-rollout {ROLLOUTS} --num-critic-only-steps 0"
+STREAM = "--rollout-function-path rollout.continuous.generate_rollout"
+DIS = "--use-rollout-logprobs --eps-clip 0.3 --eps-clip-high 5.0"
 
 
 @pytest.fixture(scope="module")
 def dis(make_run: Callable[..., Run], engine: EngineServer) -> Run:
-    flags = (*engine_flags(engine), *FLAGS, *STREAM, *DIS)
+    flags = (*engine_flags(engine), FLAGS, STREAM, DIS)
     run = make_run("dis", *flags, policy_loss="dis", critic_updates=2)
     run.train()
     return run
@@ -50,7 +50,7 @@ def test_the_critic_trains_twice_per_batch_and_the_actor_once(dis: Run) -> None:
 def test_slimes_own_importance_sampling_works_with_the_advantages_of_turns(
     make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    run = make_run("tis", *engine_flags(engine), *FLAGS, *STREAM, "--use-tis")
+    run = make_run("tis", *engine_flags(engine), FLAGS, STREAM, "--use-tis")
     run.train()
     weights = run.logged("train/tis")
     assert len(weights) == ROLLOUTS * 2 and all(0.5 < weight < 2.0 for weight in weights)
@@ -61,21 +61,21 @@ def test_dis_masks_exactly_the_tokens_whose_recorded_log_probs_are_wrong(
     make_run: Callable[..., Run], engine: EngineServer, loss: str
 ) -> None:
     """PPO is the counter-test: it trains on some of these tokens."""
-    one_step = ("--num-rollout", "1", "--num-critic-only-steps", "0", "--global-batch-size", "16")
-    converter = (
-        "--custom-convert-samples-to-train-data-path",
-        "tests.slime.cpu.altered_log_probs.convert",
-    )
+    one_step = "--num-rollout 1 --num-critic-only-steps 0 --global-batch-size 16"
+    converter = "tests.slime.cpu.altered_log_probs.convert"
     run = make_run(
-        f"altered-{loss}", *engine_flags(engine), *one_step, *DIS, *converter, policy_loss=loss
+        f"altered-{loss}",
+        *engine_flags(engine),
+        one_step,
+        DIS,
+        f"--custom-convert-samples-to-train-data-path {converter}",
+        policy_loss=loss,
     )
     run.train()
     (record,) = run.records("actor", 0)
     reached = {True: 0, False: 0}
     masked = 0.0
-    for batch, numbers in zip(
-        record["batches"], record["data"]["micro_batch_indices"], strict=True
-    ):
+    for batch, numbers in micro_batches(record):
         start = 0
         weights = batch["weights"].split(batch["response_lengths"])
         for tokens, number, weight in zip(batch["tokens"], numbers, weights, strict=True):
@@ -92,5 +92,6 @@ def test_dis_masks_exactly_the_tokens_whose_recorded_log_probs_are_wrong(
         assert reached[True] > 5
     else:
         assert reached[True] == 0
-        turns = sum(s["metadata"]["kind"] == "turn" for s in run.samples(0))
-        assert run.logged("train/pg_clipfrac") == pytest.approx([masked / turns], rel=1e-4)
+        assert run.logged("train/pg_clipfrac") == pytest.approx(
+            [masked / len(run.turns(0))], rel=1e-4
+        )

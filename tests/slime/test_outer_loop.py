@@ -8,14 +8,14 @@ import pytest
 
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, place_of
 from tests.slime.expectation import assert_trained_as_paid, positions
 
 pytestmark = pytest.mark.slow
 
-GENERATE = ("--custom-generate-function-path", "rollout.generate.generate")
+GENERATE = "--custom-generate-function-path rollout.generate.generate"
 FILTERS = "slime.rollout.filter_hub.dynamic_sampling_filters"
-EPISODES = ("--rollout-batch-size", "6", "--global-batch-size", "6")
+EPISODES = "--rollout-batch-size 6 --global-batch-size 6"
 
 
 def episodes(run: Run, rollout: int) -> dict[int, list[dict[str, Any]]]:
@@ -33,24 +33,16 @@ def partial(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     run = make_run(
         "partial",
         *engine_flags(engine),
-        *(
-            "--rollout-function-path",
-            "slime.rollout.sglang_rollout.generate_rollout",
-            *GENERATE,
-            *EPISODES,
-        ),
-        *(
-            "--over-sampling-batch-size",
-            "12",
-            "--partial-rollout",
-            "--mask-offpolicy-in-partial-rollout",
-        ),
-        *("--num-rollout", "3", "--eval-interval", "3", "--eval-prompt-data", "held-out", "unused"),
-        *("--eval-function-path", "rollout.fixed_turn.generate_rollout", "--save-interval", "5"),
+        "--rollout-function-path slime.rollout.sglang_rollout.generate_rollout",
+        GENERATE,
+        EPISODES,
+        "--over-sampling-batch-size 12 --partial-rollout --mask-offpolicy-in-partial-rollout",
+        "--num-rollout 3 --eval-interval 3 --eval-prompt-data held-out unused",
+        "--eval-function-path rollout.fixed_turn.generate_rollout --save-interval 5",
         n_env=2,
     )
     critic = roles(run.work / "roles.yaml", {"save": str(run.work / "critic")}, {})
-    run.train(["--save", str(run.work / "checkpoints"), *critic])
+    run.train([f"--save {run.work}/checkpoints", *critic])
     return run
 
 
@@ -82,11 +74,7 @@ def test_turns_from_before_the_update_are_masked_and_later_ones_are_not(partial:
 
 
 def test_no_turn_is_played_twice_and_none_is_lost(partial: Run) -> None:
-    played = [
-        (s["metadata"]["episode_id"], s["metadata"]["round_number"])
-        for r in range(3)
-        for s in partial.samples(r)
-    ]
+    played = [place_of(sample) for rollout in range(3) for sample in partial.samples(rollout)]
     assert len(set(played)) == len(played)
     told = {(seed, turn) for seed, turn, _ in partial.payments() if seed < 1_000_000_000}
     assert set(played) <= told
@@ -108,19 +96,11 @@ def groups(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     run = make_run(
         "groups",
         *engine_flags(engine),
-        *("--rollout-function-path", "slime.rollout.sglang_rollout.generate_rollout", *GENERATE),
-        *(
-            "--rollout-batch-size",
-            "4",
-            "--n-samples-per-prompt",
-            "2",
-            "--global-batch-size",
-            "8",
-            "--num-rollout",
-            "2",
-        ),
-        *("--dynamic-sampling-filter-path", f"{FILTERS}.check_reward_nonzero_std"),
-        *("--over-sampling-batch-size", "6", "--advantage-estimator", "grpo"),
+        "--rollout-function-path slime.rollout.sglang_rollout.generate_rollout",
+        GENERATE,
+        "--rollout-batch-size 4 --n-samples-per-prompt 2 --global-batch-size 8 --num-rollout 2",
+        f"--dynamic-sampling-filter-path {FILTERS}.check_reward_nonzero_std",
+        "--over-sampling-batch-size 6 --advantage-estimator grpo",
         history="full",
     )
     run.train(without=("custom_convert_samples_to_train_data_path", "custom_megatron_init_path"))
@@ -150,12 +130,10 @@ def asynchronous(make_run: Callable[..., Run], engine: EngineServer) -> Run:
     run = make_run(
         "asynchronous",
         *engine_flags(engine),
-        *(
-            "--rollout-function-path",
-            "slime.rollout.fully_async_rollout.generate_rollout_fully_async",
-            *GENERATE,
-        ),
-        *(*EPISODES, "--num-rollout", "3", "--sglang-server-concurrency", "8"),
+        "--rollout-function-path slime.rollout.fully_async_rollout.generate_rollout_fully_async",
+        GENERATE,
+        EPISODES,
+        "--num-rollout 3 --sglang-server-concurrency 8",
     )
     run.train()
     return run
@@ -166,11 +144,10 @@ def test_fully_async_batches_are_whole_and_trained_on_exactly(
 ) -> None:
     played = []
     for rollout in range(3):
-        samples = asynchronous.samples(rollout)
         found = episodes(asynchronous, rollout)
         assert len(found) == 6
         for turns in found.values():
             assert [t["metadata"]["round_number"] for t in turns] == list(range(len(turns)))
-        played += [(s["metadata"]["episode_id"], s["metadata"]["round_number"]) for s in samples]
+        played += map(place_of, asynchronous.samples(rollout))
         assert_trained_as_paid(asynchronous, "actor", rollout, tokenizer)
     assert len(set(played)) == len(played)

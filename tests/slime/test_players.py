@@ -8,7 +8,7 @@ import pytest
 
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags, roles
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, place_of
 from tests.slime.expectation import assert_trained_as_paid
 
 pytestmark = pytest.mark.slow
@@ -22,8 +22,8 @@ def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
     experiment = make_run(
         "players",
         *engine_flags(engine),
-        *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0"),
-        *("--eval-interval", "3", "--eval-prompt-data", "held-out", "unused"),
+        f"--num-rollout {ROLLOUTS} --num-critic-only-steps 0",
+        "--eval-interval 3 --eval-prompt-data held-out unused",
         *roles(work / "roles.yaml", {"lr": 5e-3}, {"lr": 1e-3}),
         rollout_processes=2,
     )
@@ -43,10 +43,7 @@ def test_two_processes_played_and_no_turn_is_missing_or_twice(run: Run) -> None:
     assert all(f"rollout/process/{number}/host_busy_share" in text for number in (0, 1))
     played = []
     for rollout in range(ROLLOUTS):
-        turns = [sample for sample in run.samples(rollout) if sample["metadata"]["kind"] == "turn"]
+        turns = run.turns(rollout)
         assert len(turns) == 16
-        played += [
-            (sample["metadata"]["episode_id"], sample["metadata"]["round_number"])
-            for sample in turns
-        ]
+        played += map(place_of, turns)
     assert len(set(played)) == len(played)

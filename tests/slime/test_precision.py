@@ -16,6 +16,6 @@ def test_training_and_rollout_agree_on_log_probs_in_float32(
     make_run: Callable[..., Run], engine: EngineServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLIME_CPU_FP32", "1")
-    run = make_run("float32", *engine_flags(engine), "--num-rollout", "2", history="full")
+    run = make_run("float32", *engine_flags(engine), "--num-rollout 2", history="full")
     run.train()
     assert log_prob_gaps(run, 0, 1).max() < 1e-4

@@ -1,6 +1,7 @@
 """Killed and started again: the run goes on with the same episodes, turns and weights as if nothing
 had happened."""
 
+import re
 import shutil
 import subprocess
 import time
@@ -39,16 +40,12 @@ def checkpoint_flags(run: Run, critic_lr: str, critic: Path | None = None) -> li
 
 
 def script_arguments(run: Run) -> list[str]:
-    return [*checkpoint_flags(run, "5.0e-3"), "--save-interval", "1"]
+    return [*checkpoint_flags(run, "5.0e-3"), "--save-interval 1"]
 
 
 def critic_only_steps(run: Run) -> int:
-    flags = list(run.flags)
-    return (
-        int(flags[flags.index("--num-critic-only-steps") + 1])
-        if "--num-critic-only-steps" in flags
-        else 0
-    )
+    found = re.search(r"--num-critic-only-steps (\d+)", " ".join(run.flags))
+    return int(found[1]) if found else 0
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +58,7 @@ def runs(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[tuple[R
     """
     flags = (
         *engine_flags(engine),
-        *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "2", "--normalize-advantages"),
+        f"--num-rollout {ROLLOUTS} --num-critic-only-steps 2 --normalize-advantages",
         "--sglang-enable-deterministic-inference",
     )
     settings = {"critic_warmup": WARMUP, "turn_quota": "per_env"}
@@ -93,23 +90,21 @@ def complete(run: Run, step: int) -> bool:
     """Whether models and rollout state of this step are on the disk; in the warm-up, only the
     critic's model is."""
     roles = ("critic",) if step < WARMUP["w_epoch"] + WARMUP["w_iter"] else ("actor", "critic")
-    saved = [run.work / role / "latest_checkpointed_iteration.txt" for role in roles]
-    return state_of(run, step).exists() and all(
-        p.exists() and int(p.read_text() or -1) >= step for p in saved
-    )
+    return state_of(run, step).exists() and all(saved_step(run, role) >= step for role in roles)
+
+
+def saved_step(run: Run, role: str) -> int:
+    """The newest step of a role on the disk; -1 if there is none."""
+    path = run.work / role / "latest_checkpointed_iteration.txt"
+    return int(path.read_text() or -1) if path.exists() else -1
 
 
 def state_of(run: Run, step: int) -> Path:
     return run.work / "actor" / "rollout" / f"slime_verlog_{step}.pt"
 
 
-def wait_for(
-    run: Run,
-    process: subprocess.Popen[bytes],
-    condition: Callable[[], bool],
-    timeout_s: float = 600,
-) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_for(run: Run, process: subprocess.Popen[bytes], condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 600
     while not condition():
         assert process.poll() is None, f"the run ended too early:\n{run.tail()}"
         assert time.monotonic() < deadline, f"the awaited files did not come:\n{run.tail()}"
@@ -164,7 +159,7 @@ def test_a_kill_within_the_very_first_save_starts_the_same_run_from_its_beginnin
 ) -> None:
     """Without a warm-up: the actor has learned from the first batch, its critic is lost, so neither
     may go on."""
-    flags = (*engine_flags(engine), "--sglang-enable-deterministic-inference", "--num-rollout", "1")
+    flags = (*engine_flags(engine), "--sglang-enable-deterministic-inference --num-rollout 1")
     run = make_run("first", *flags, turn_quota="per_env")
     run.train(script_arguments(run))
     first = run.samples(0), run.records("actor", 0)[0]["data"]
@@ -175,5 +170,4 @@ def test_a_kill_within_the_very_first_save_starts_the_same_run_from_its_beginnin
     again = run.samples(0), run.records("actor", 0)[0]["data"]
     assert [story(s) for s in again[0]] == [story(s) for s in first[0]]
     torch.testing.assert_close(torch.cat(again[1]["log_probs"]), torch.cat(first[1]["log_probs"]))
-    saved = [run.work / role / "latest_checkpointed_iteration.txt" for role in ("actor", "critic")]
-    assert [path.read_text() for path in saved] == ["0", "0"]
+    assert saved_step(run, "actor") == saved_step(run, "critic") == 0

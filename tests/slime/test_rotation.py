@@ -25,7 +25,7 @@ def run(make_run: Callable[..., Run], engine: EngineServer) -> Iterator[Run]:
     run = make_run("rotation", *engine_flags(engine), "--use-tensorboard", checkpoints_kept=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TENSORBOARD_DIR", str(run.work / "tensorboard"))
-        run.train([*script_arguments(run), "--num-rollout", str(ROLLOUTS)])
+        run.train([*script_arguments(run), f"--num-rollout {ROLLOUTS}"])
         yield run
 
 
@@ -68,6 +68,5 @@ def test_a_run_that_died_between_the_two_saves_goes_on_from_the_last_common_step
     arguments = script_arguments(run)
     view = run.work / "resume" / "actor"
     assert arguments[arguments.index("--load") + 1] == str(view) and steps(view) == [ROLLOUTS - 2]
-    more = ("--num-rollout", str(ROLLOUTS + 1), "--override-opt-param-scheduler")
-    run.train([*arguments, *more])
+    run.train([*arguments, f"--num-rollout {ROLLOUTS + 1} --override-opt-param-scheduler"])
     assert steps(run.work / "actor") == steps(critic) == [3, 4]

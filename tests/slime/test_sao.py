@@ -13,31 +13,26 @@ from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
 from tests.slime.cpu.harness import Run
 from tests.slime.expectation import (
-    Trained,
     critic_targets,
     expected_advantages,
     largest_difference,
     payments_of,
-    trained_samples,
 )
 from tests.slime.test_off_policy import DIS, STREAM
 from tests.slime.test_resume import script_arguments
+from tests.slime.test_train_loop import trained
 
 pytestmark = pytest.mark.slow
 
 ROLLOUTS = 3
-FLAGS = (*("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "0"), *STREAM, *DIS)
+FLAGS = f"--num-rollout {ROLLOUTS} --num-critic-only-steps 0 {STREAM} {DIS}"
 
 
 @pytest.fixture(scope="module")
 def run(make_run: Callable[..., Run], engine: EngineServer) -> Run:
-    experiment = make_run("sao", *engine_flags(engine), *FLAGS, preset="sao")
+    experiment = make_run("sao", *engine_flags(engine), FLAGS, preset="sao")
     experiment.train(script_arguments(experiment))
     return experiment
-
-
-def trained(run: Run, role: str, rollout: int) -> list[Trained]:
-    return trained_samples(run.records(role, rollout), run.samples(rollout))
 
 
 def parameters(folder: Path, tmp_path: Path) -> dict[str, torch.Tensor]:
@@ -77,12 +72,8 @@ def test_the_critics_targets_are_discounted_returns_and_the_actors_lambda_follow
     items = trained(run, "critic", rollout)
     paid = payments_of(items, run.payments(), tokenizer)
     ones = {"lambda_step": 1.0, "lambda_token": 1.0}
-    assert (
-        largest_difference(
-            items, "returns", critic_targets(items, expected_advantages(items, paid, **ones))
-        )
-        < 2e-5
-    )
+    targets = critic_targets(items, expected_advantages(items, paid, **ones))
+    assert largest_difference(items, "returns", targets) < 2e-5
     items = trained(run, "actor", rollout)
     adaptive = {"lambda_step": 1.0, "lambda_token": lambda n: max(0.0, 1 - 1 / (1.5 * n))}
     assert (
@@ -108,9 +99,8 @@ def test_the_actor_gets_the_critics_values_from_before_or_after_its_update(
         run = make_run(
             "after",
             *engine_flags(engine),
-            *FLAGS,
-            "--num-rollout",
-            "1",
+            FLAGS,
+            "--num-rollout 1",
             preset="sao",
             actor_values="after",
         )
@@ -125,6 +115,6 @@ def test_the_actor_gets_the_critics_values_from_before_or_after_its_update(
 def test_a_resume_with_another_list_of_frozen_parameters_is_refused(
     run: Run, make_run: Callable[..., Run], engine: EngineServer
 ) -> None:
-    changed = make_run("sao", *engine_flags(engine), *FLAGS, preset="sao", critic_frozen=[])
+    changed = make_run("sao", *engine_flags(engine), FLAGS, preset="sao", critic_frozen=[])
     text = changed.refusal(script_arguments(changed))
     assert "critic was trained with frozen parameters ['self_attention" in text, changed.tail()

@@ -11,14 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import unused_port
 
-from tests.slime.conftest import roles
-from tests.slime.cpu.harness import Run, free_port
+from tests.slime.conftest import learning_roles
+from tests.slime.cpu.harness import Run
 from tests.slime.expectation import assert_trained_as_paid, log_prob_gaps
 
 pytestmark = pytest.mark.slow
 
 LAUNCHER = Path(__file__).parent / "cpu" / "run_sglang.py"
+SERVER_FLAGS = """
+--device cpu --attention-backend torch_native --dtype float32 --grammar-backend none
+--max-total-tokens 16384 --max-running-requests 16 --sleep-on-idle --skip-server-warmup
+"""
 
 
 @pytest.fixture(scope="module")
@@ -30,28 +35,11 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
             "set SLIME_VERLOG_SGLANG to the virtual environment that "
             "tests/slime/cpu/install_sglang.sh makes, to run against a real SGLang"
         )
-    port = free_port()
+    port = unused_port()
     command = [
-        *(f"{folder}/bin/python", str(LAUNCHER), "--model-path", str(model)),
-        *("--host", "127.0.0.1", "--port", str(port)),
-        *(
-            "--device",
-            "cpu",
-            "--attention-backend",
-            "torch_native",
-            "--dtype",
-            "float32",
-            "--grammar-backend",
-            "none",
-        ),
-        *(
-            "--max-total-tokens",
-            "16384",
-            "--max-running-requests",
-            "16",
-            "--sleep-on-idle",
-            "--skip-server-warmup",
-        ),
+        f"{folder}/bin/python",
+        str(LAUNCHER),
+        *f"--model-path {model} --host 127.0.0.1 --port {port} {SERVER_FLAGS}".split(),
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     with open(ground / "sglang.log", "wb") as log:
@@ -66,10 +54,8 @@ def sglang(model: Path, ground: Path) -> Iterator[int]:
         server.wait(30)
 
 
-def wait_until_healthy(
-    server: subprocess.Popen[bytes], port: int, log: Path, timeout_s: float = 300
-) -> None:
-    deadline = time.monotonic() + timeout_s
+def wait_until_healthy(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 300
     while True:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
@@ -85,10 +71,10 @@ def run(sglang: int, make_run: Callable[..., Run], ground: Path) -> Run:
     work = ground / "sglang"
     experiment = make_run(
         "sglang",
-        *("--rollout-external-engine-addrs", f"127.0.0.1:{sglang}", "--num-rollout", "3"),
-        *("--num-critic-only-steps", "1", "--normalize-advantages", "--eval-interval", "3"),
-        *("--eval-prompt-data", "held-out", "unused"),
-        *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
+        f"--rollout-external-engine-addrs 127.0.0.1:{sglang} --num-rollout 3",
+        "--num-critic-only-steps 1 --normalize-advantages --eval-interval 3",
+        "--eval-prompt-data held-out unused",
+        *learning_roles(work),
     )
     experiment.train()
     return experiment
@@ -107,15 +93,10 @@ def test_sglang_and_megatron_agree_on_log_probs_after_an_update(run: Run) -> Non
 
 
 def test_weights_were_updated_and_prefixes_cached(run: Run) -> None:
-    versions = [{v for s in run.samples(r) for v in s["weight_versions"]} for r in range(3)]
+    versions = run.versions(range(3))
     assert [len(found) for found in versions] == [1, 1, 1]
     assert versions[1] != versions[2]
-    cached = [
-        s["prefix_cache_info"]["cached_tokens"]
-        for s in run.samples(2)
-        if s["metadata"]["kind"] == "turn"
-    ]
-    assert sum(cached) > 0
+    assert sum(turn["prefix_cache_info"]["cached_tokens"] for turn in run.turns(2)) > 0
 
 
 def test_slimes_router_and_sglang_tell_what_the_engine_runs(run: Run) -> None:

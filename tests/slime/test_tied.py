@@ -36,15 +36,9 @@ def run(slime: Slime, ground: Path, tied: Path, tied_engine: EngineServer) -> Ru
     has no head yet."""
     work = ground / "tied"
     reference = convert_checkpoint(slime, work / "conversion", tied)
-    counts = (
-        "--num-rollout",
-        str(ROLLOUTS),
-        "--num-critic-only-steps",
-        "1",
-        "--normalize-advantages",
-    )
+    counts = f"--num-rollout {ROLLOUTS} --num-critic-only-steps 1 --normalize-advantages"
     critic = roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {})
-    flags = [*BATCH_FLAGS, *engine_flags(tied_engine), *counts, *critic]
+    flags = [*BATCH_FLAGS, *engine_flags(tied_engine), counts, *critic]
     experiment = Run(slime, work, tied, reference, ledger_settings(work), flags, 2)
     experiment.train()
     return experiment

@@ -11,24 +11,15 @@ import pytest
 import torch
 
 from rollout.bridge.trace import is_traced
-from tests.fixtures.checkouts import ROOT, slime_checkouts
+from tests.fixtures.checkouts import CHECKOUTS, ROOT, checkout_or_skip
 from tests.fixtures.rollout_args import rollout_args
-
-CHECKOUTS = slime_checkouts()
 
 
 def play(folder: Path, checkout: Path, switch: str) -> list[str]:
     """Play inside slime; the names of the tracing modules that were imported."""
     environment = {**os.environ, "PYTHONPATH": f"{checkout}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [
-        sys.executable,
-        "-W",
-        "ignore",
-        "-m",
-        "tests.fixtures.traced_rollout",
-        str(folder),
-        switch,
-    ]
+    program = "-W ignore -m tests.fixtures.traced_rollout"
+    command = [sys.executable, *program.split(), str(folder), switch]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
@@ -52,14 +43,9 @@ def timeline(checkout: Path, dump: Path) -> list[list[dict[str, Any]]]:
     return [row["items"] for row in rows]
 
 
-@pytest.mark.parametrize(
-    "checkout", CHECKOUTS or [None], ids=lambda path: path.name if path else "slime"
-)
-def test_every_turn_shows_engine_environment_tools_and_judge(
-    checkout: Path | None, tmp_path: Path
-) -> None:
-    if checkout is None:
-        pytest.skip("set SLIME_PATH to a slime checkout to read traces with its viewer")
+@pytest.mark.parametrize("name", CHECKOUTS)
+def test_every_turn_shows_engine_environment_tools_and_judge(name: str, tmp_path: Path) -> None:
+    checkout = checkout_or_skip(name)
     play(tmp_path, checkout, "on")
     rows = timeline(checkout, tmp_path / "turns.pt")
     assert len(rows) == 4
@@ -83,11 +69,8 @@ def test_every_turn_shows_engine_environment_tools_and_judge(
     assert [item["name"] for item in episode].count("turn") == 2
 
 
-@pytest.mark.skipif(
-    not CHECKOUTS, reason="set SLIME_PATH to a slime checkout to see what it imports"
-)
 def test_without_the_flag_nothing_is_traced_and_nothing_imported(tmp_path: Path) -> None:
-    assert play(tmp_path, CHECKOUTS[0], "off") == []
+    assert play(tmp_path, checkout_or_skip(next(iter(CHECKOUTS))), "off") == []
     samples = torch.load(tmp_path / "turns.pt", weights_only=False)["samples"]
     assert samples and not any("trace" in sample for sample in samples)
 

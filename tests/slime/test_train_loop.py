@@ -13,10 +13,11 @@ import torch
 
 from advantage.turn_table import PADDING_INDEX
 from embedded.engine.server import EngineServer
-from tests.slime.conftest import engine_flags, roles
-from tests.slime.cpu.harness import Run
+from tests.slime.conftest import engine_flags, learning_roles
+from tests.slime.cpu.harness import Run, micro_batches, place_of
 from tests.slime.expectation import (
     Trained,
+    assert_trained_as_paid,
     critic_targets,
     expected_advantages,
     largest_difference,
@@ -41,18 +42,10 @@ def run(make_run: Callable[..., Run], engine: EngineServer, ground: Any) -> Run:
     experiment = make_run(
         "loop",
         *engine_flags(engine),
-        *("--num-rollout", str(ROLLOUTS), "--num-critic-only-steps", "2", "--normalize-advantages"),
-        *(
-            "--kl-coef",
-            str(KL_COEF),
-            "--eval-interval",
-            "4",
-            "--eval-prompt-data",
-            "held-out",
-            "unused",
-        ),
-        *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
-        *("--max-tokens-per-gpu", "8"),  # each sample fills a micro-batch
+        f"--num-rollout {ROLLOUTS} --num-critic-only-steps 2 --normalize-advantages",
+        f"--kl-coef {KL_COEF} --eval-interval 4 --eval-prompt-data held-out unused",
+        *learning_roles(work),
+        "--max-tokens-per-gpu 8",  # each sample fills a micro-batch
         gpus=2,
         critic_warmup=WARMUP,
     )
@@ -68,10 +61,7 @@ def trained(run: Run, role: str, rollout: int) -> list[Trained]:
 def test_the_actors_advantages_are_those_of_what_the_environments_paid(
     run: Run, rollout: int, tokenizer: Any
 ) -> None:
-    items = trained(run, "actor", rollout)
-    paid = payments_of(items, run.payments(), tokenizer)
-    expected = whitened(expected_advantages(items, paid, KL_COEF))
-    assert largest_difference(items, "advantages", expected) < 2e-5
+    assert_trained_as_paid(run, "actor", rollout, tokenizer, whitens=True, kl_coef=KL_COEF)
 
 
 def test_kl_from_the_reference_reaches_the_advantages_once_the_actor_has_moved(
@@ -105,9 +95,7 @@ def test_only_positions_that_predict_a_trained_token_get_gradient(
     reached = boots = 0
     for record in run.records(role, rollout):
         masks = record["data"]["loss_masks"]
-        for batch, numbers in zip(
-            record["batches"], record["data"]["micro_batch_indices"], strict=True
-        ):
+        for batch, numbers in micro_batches(record):
             start = 0
             for tokens, number in zip(batch["tokens"], numbers, strict=True):
                 gradient = batch["gradient"][start : start + len(tokens)]
@@ -124,9 +112,9 @@ def test_only_positions_that_predict_a_trained_token_get_gradient(
                 boots += not masks[number].any() and not is_padding
                 start += len(tokens)
             assert not batch["gradient"][start:].any()
-    samples = run.samples(rollout)
-    assert reached > sum(s["metadata"]["kind"] == "turn" for s in samples) / 2
-    assert boots == sum(s["metadata"]["kind"] == "bootstrap" for s in samples)
+    turns = len(run.turns(rollout))
+    assert reached > turns / 2
+    assert boots == len(run.samples(rollout)) - turns
     assert boots > 0 or rollout == 1
 
 
@@ -134,9 +122,7 @@ def test_the_first_token_of_each_turn_weighs_three_times_in_the_value_loss_alone
     for role, first in (("critic", 3.0), ("actor", 1.0)):
         record = run.records(role, 3)[0]
         masks = record["data"]["loss_masks"]
-        for batch, numbers in zip(
-            record["batches"], record["data"]["micro_batch_indices"], strict=True
-        ):
+        for batch, numbers in micro_batches(record):
             for weights, number in zip(
                 batch["weights"].split(batch["response_lengths"]), numbers, strict=True
             ):
@@ -151,7 +137,7 @@ def test_the_first_token_of_each_turn_weighs_three_times_in_the_value_loss_alone
 @pytest.mark.parametrize("rollout", range(ROLLOUTS))
 def test_turns_and_groups_add_up(run: Run, rollout: int) -> None:
     samples = run.samples(rollout)
-    turns = [s for s in samples if s["metadata"]["kind"] == "turn"]
+    turns = run.turns(rollout)
     boots = [s for s in samples if s["metadata"]["kind"] == "bootstrap"]
     assert len(turns) == (8 if rollout == 1 else 16)
     groups = [group(s) for s in turns]
@@ -198,15 +184,11 @@ def test_both_ranks_share_episodes(run: Run) -> None:
 
 
 def test_the_drawn_batch_repeats_kept_turns_with_the_values_of_the_moment(run: Run) -> None:
-    kept = {
-        (s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"]))
-        for s in run.samples(0)
-    }
-    drawn = [s for s in run.samples(1) if s["metadata"]["kind"] == "turn"]
-    assert all(
-        (s["metadata"]["episode_id"], s["metadata"]["round_number"], tuple(s["tokens"])) in kept
-        for s in drawn
+    kept, drawn = (
+        {(*place_of(turn), tuple(turn["tokens"])) for turn in run.turns(rollout)}
+        for rollout in (0, 1)
     )
+    assert drawn <= kept
     before = {tuple(i.sample["tokens"]): i.row["values"] for i in trained(run, "critic", 0)}
     moved = [
         not torch.equal(before[tuple(i.sample["tokens"])], i.row["values"])
@@ -216,7 +198,7 @@ def test_the_drawn_batch_repeats_kept_turns_with_the_values_of_the_moment(run: R
     assert all(moved)
 
 
-def test_held_out_episodes_are_scored_by_what_they_were_paid(run: Run, tokenizer: Any) -> None:
+def test_held_out_episodes_are_scored_by_what_they_were_paid(run: Run) -> None:
     samples = run.samples("eval_0")
     assert [s["metadata"]["seed"] for s in samples] == [1_000_000_000 + k for k in range(6)]
     told: dict[int, float] = {}

@@ -15,7 +15,7 @@ from advantage.critic import MIN_GAIN
 from advantage.turn_table import TurnKind
 from embedded.engine.server import EngineServer
 from tests.slime.conftest import engine_flags
-from tests.slime.cpu.harness import Run
+from tests.slime.cpu.harness import Run, place_of
 from tests.slime.expectation import Trained, trained_samples
 from tests.slime.test_resume import checkpoint_flags
 
@@ -33,7 +33,7 @@ SETTINGS = {
     "patience": 2,
     "least_explained_variance": None,
 }
-SAME_TURNS = ("--sglang-enable-deterministic-inference", "--rollout-batch-size", str(TURNS))
+SAME_TURNS = f"--sglang-enable-deterministic-inference --rollout-batch-size {TURNS}"
 """Both runs play the same first batch, with the same weights and seeds."""
 
 
@@ -44,10 +44,10 @@ def start_flags(run: Run, critic: Path | None = None) -> list[str]:
 @pytest.fixture(scope="module")
 def make(make_run: Callable[..., Run], engine: EngineServer, ground: Path) -> Callable[..., Run]:
     def experiment(name: str, rollouts: int, critic_only: int, gpus: int, **config: Any) -> Run:
-        counts = ("--num-rollout", str(rollouts), "--num-critic-only-steps", str(critic_only))
+        counts = f"--num-rollout {rollouts} --num-critic-only-steps {critic_only}"
         game = {"ledger": str(ground / name / "ledger"), "longest": 9, "steady": True}
         options = {"env": game, "turn_quota": "per_env", "n_env": 16, **config}
-        return make_run(name, *engine_flags(engine), *SAME_TURNS, *counts, gpus=gpus, **options)
+        return make_run(name, *engine_flags(engine), SAME_TURNS, counts, gpus=gpus, **options)
 
     return experiment
 
@@ -162,14 +162,10 @@ def test_the_first_values_of_ppo_are_those_of_the_pretrained_critic(
     items = [item for item in trained(ppo, 0, 0) if not item.is_bootstrap]
     assert len(items) == TURNS
     values = torch.cat([item.row["values"] for item in items])
-    print(
-        "largest difference",
-        (values - torch.cat([saved[key_of(item)] for item in items])).abs().max(),
-    )
-    torch.testing.assert_close(
-        values, torch.cat([saved[key_of(item)] for item in items]), rtol=1e-4, atol=1e-4
-    )
-    assert (values - torch.cat([fresh[key_of(item)] for item in items])).abs().mean() > 0.01
+    last, first = (torch.cat([old[key_of(item)] for item in items]) for old in (saved, fresh))
+    print("largest difference", (values - last).abs().max())
+    torch.testing.assert_close(values, last, rtol=1e-4, atol=1e-4)
+    assert (values - first).abs().mean() > 0.01
 
 
 def test_ppo_reads_what_the_critic_learned_and_how_much_it_explains(
@@ -186,5 +182,4 @@ def test_ppo_reads_what_the_critic_learned_and_how_much_it_explains(
 
 
 def key_of(item: Trained) -> tuple[int, int, tuple[int, ...]]:
-    facts = item.sample["metadata"]
-    return facts["episode_id"], facts["round_number"], tuple(item.sample["tokens"])
+    return *place_of(item.sample), tuple(item.sample["tokens"])

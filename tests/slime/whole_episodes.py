@@ -19,18 +19,16 @@ from tests.slime.data_path import Played, serve
 
 EPISODES = 8
 LOGGING = {
-    **{
-        "custom_rollout_log_function_path": "inspection.metrics.log_rollout",
-        "log_reward_category": None,
-    },
-    **{
-        "rollout_num_gpus": 1,
-        "wandb_always_use_train_step": False,
-        "use_wandb": False,
-        "use_tensorboard": False,
-    },
-    **{"rollout_data_postprocess_path": "advantage.kl_split.log_kl_split", "log_multi_turn": True},
-    **{"use_mlflow": False, "dynamic_sampling_filter_path": None},
+    "custom_rollout_log_function_path": "inspection.metrics.log_rollout",
+    "log_reward_category": None,
+    "rollout_num_gpus": 1,
+    "wandb_always_use_train_step": False,
+    "use_wandb": False,
+    "use_tensorboard": False,
+    "rollout_data_postprocess_path": "advantage.kl_split.log_kl_split",
+    "log_multi_turn": True,
+    "use_mlflow": False,
+    "dynamic_sampling_filter_path": None,
 }
 
 

@@ -51,9 +51,9 @@ async def until_waiting(server: EngineServer, requests: int) -> None:
         await asyncio.sleep(0.01)
 
 
-def prompts(count: int, shared: int = 20, seed: int = 0) -> list[list[int]]:
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
     rng = random.Random(seed)
-    head = [rng.randrange(250) for _ in range(shared)]
+    head = [rng.randrange(250) for _ in range(20)]
     return [head + [rng.randrange(250) for _ in range(rng.randrange(1, 40))] for _ in range(count)]
 
 

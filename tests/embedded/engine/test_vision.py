@@ -31,10 +31,10 @@ def server(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engi
         yield running
 
 
-def prompt_with(*seeds: int, text: str = "a red key") -> Prompt:
+def prompt_with(*seeds: int) -> Prompt:
     parts = [{"type": "image", "image": picture(seed, 64 + 32 * seed, 64)} for seed in seeds]
     return DeltaEncoder(chatml_tokenizer(), processor()).prompt(
-        [{"role": "user", "content": [*parts, {"type": "text", "text": text}]}]
+        [{"role": "user", "content": [*parts, {"type": "text", "text": "a red key"}]}]
     )
 
 

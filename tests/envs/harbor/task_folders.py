@@ -16,7 +16,6 @@ from envs.harbor.dockerfile import PATH, Image
 from envs.harbor.settings import has_image, keep_image
 from envs.harbor.task import recipe_of
 from envs.loading import build_env_from
-from inspection.command import main
 from tests.envs.swe.tiny_repository import needs_sandbox
 
 DOCKERFILE = "FROM ubuntu:24.04\nWORKDIR /app\n"
@@ -118,12 +117,12 @@ def make_image(root: Path, *programs: str) -> Path:
     return root
 
 
-def command(*arguments: str) -> int:
-    """The exit code of `slime-verlog` with these arguments."""
-    with pytest.raises(SystemExit) as ended:
-        main(arguments)
-    assert isinstance(ended.value.code, int), ended.value.code
-    return ended.value.code
+def needs_buildah() -> None:
+    """Skip the test where images cannot be built."""
+    needs_sandbox()
+    for tool in ("buildah", "skopeo"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed; apt-get install -y {tool}")
 
 
 def write_config(folder: Path, **env: Any) -> str:

@@ -16,7 +16,7 @@ from envs.harbor.settings import HarborSettings
 from envs.harbor.task import recipe_of
 from tests.cases import some
 from tests.envs.harbor.attacks import DOCKERFILE, PAYS
-from tests.envs.harbor.task_folders import make_image, make_task, play
+from tests.envs.harbor.task_folders import make_image, make_task, needs_buildah, play
 from tests.envs.swe.tiny_repository import needs_sandbox
 
 ASKS = """
@@ -132,9 +132,7 @@ LINES = [
 
 @pytest.mark.parametrize("line", some(LINES, LINES[::4]))
 def test_a_line_of_a_dockerfile_reads_no_file_of_this_machine(tmp_path: Path, line: str) -> None:
-    needs_sandbox()
-    if not (shutil.which("buildah") and shutil.which("skopeo")):
-        pytest.skip("buildah or skopeo is not installed; apt-get install -y buildah skopeo")
+    needs_buildah()
     base, secret = make_image(tmp_path / "base", "bash", "cat"), tmp_path / "outside" / "secret"
     (base / "bin" / "sh").symlink_to("bash")
     secret.parent.mkdir()

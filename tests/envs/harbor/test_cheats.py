@@ -12,7 +12,6 @@ PLANT = "mkdir -p {0} && printf '{1}' > {0}/{2} && chmod +x {0}/{2}"
 RUNS_THE_PROGRAM = (
     'bash /app/program; if [ "$?" = 7 ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
 )
-PYTEST = "python3 -m pytest -q /tests/test_it.py && echo 1 > /logs/verifier/reward.txt"
 
 
 def test_an_honest_answer_is_paid(tmp_path: Path) -> None:

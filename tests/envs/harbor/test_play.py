@@ -13,8 +13,9 @@ import pytest
 
 from envs.errors import ConfigError
 from envs.harbor import ANY, HarborSettings, check_references
-from tests.envs.harbor.task_folders import SUBMIT, command, make_image, make_task, play, run, start
+from tests.envs.harbor.task_folders import SUBMIT, make_image, make_task, play, run, start
 from tests.envs.swe.tiny_repository import needs_sandbox
+from tests.fixtures.command import slime_verlog
 
 ROOT = Path(__file__).parents[3]
 PASS = "echo 1 > /logs/verifier/reward.txt"
@@ -123,20 +124,8 @@ def test_the_check_runs_the_reference_solution(
     make_task(tmp_path, "paid", test=PASS)
     make_task(tmp_path, "unpaid", solution="echo 41 > /app/answer.txt\necho done")
     folders = f'env.folders=["{tmp_path}"]'
-    assert (
-        command(
-            "check",
-            "envs.harbor",
-            "--task",
-            "*",
-            "--max-turns",
-            "1",
-            "--no-prompt",
-            "--set",
-            folders,
-        )
-        == 1
-    )
+    options = "check envs.harbor --task * --max-turns 1 --no-prompt --set"
+    assert slime_verlog(*options.split(), folders) == 1
     shown = capsys.readouterr().out
     assert "fine: the reference solution is paid 1 and the untouched files 0" in shown
     assert "paid: the untouched files are paid 1" in shown

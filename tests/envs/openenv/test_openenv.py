@@ -2,7 +2,6 @@
 test_openenv_faults.py."""
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ pytest.importorskip(
 from tests.fixtures.openenv_play import SEED, built, started, wait_for_sessions
 from tests.fixtures.openenv_server import TinyServer
 
-ROOT = Path(__file__).parents[3]
 FIRST = "text: Guess my number, from 1 to 14.\nguesses: 0"
 
 

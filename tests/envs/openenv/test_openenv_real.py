@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 import urllib.request
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import unused_port
 
 from envs.errors import EnvironmentFault
 from envs.loading import build_env_from
@@ -42,17 +42,11 @@ pytestmark = [
 ]
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 class Server:
     """A uvicorn process."""
 
     def __init__(self, app: str, port: int = 0, **variables: str) -> None:
-        self.app, self.port, self.variables = app, port or free_port(), variables
+        self.app, self.port, self.variables = app, port or unused_port(), variables
         self.url = f"http://127.0.0.1:{self.port}"
         path = os.pathsep.join([str(ROOT), *([f"{CHECKOUT}/envs"] if CHECKOUT else [])])
         self._process = subprocess.Popen(

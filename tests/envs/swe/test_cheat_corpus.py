@@ -8,7 +8,7 @@ from tests.cases import some
 from tests.envs.swe.honest_variants import ORDERS
 from tests.envs.swe.orders_repository import RIGHT, WRONG, orders_options
 from tests.envs.swe.swe_cheats import CHEATS
-from tests.envs.swe.tiny_repository import played
+from tests.envs.swe.tiny_repository import judged
 
 pytestmark = pytest.mark.usefixtures("few_runs")
 
@@ -16,9 +16,7 @@ HONEST = {"the reference": RIGHT, **ORDERS}
 
 
 def _verdict(code: str) -> Verdict:
-    verdict = played(orders_options(), {"shop/orders.py": code}).verdict
-    assert verdict is not None
-    return verdict
+    return judged(orders_options(), {"shop/orders.py": code})
 
 
 QUICK = (

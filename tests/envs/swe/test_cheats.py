@@ -247,7 +247,7 @@ def test_git_in_the_tree_is_never_run_by_us(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_links_pipes_and_devices_do_not_reach_the_judged_tree(tmp_path: Path) -> None:
+def test_links_pipes_and_devices_do_not_reach_the_judged_tree() -> None:
     env = tiny_env()
     env.step(
         call(

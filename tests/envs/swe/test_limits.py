@@ -5,6 +5,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,8 +21,8 @@ LIMITS = Limits(
 )
 
 
-def python(tree: Path, code: str, limits: Limits = LIMITS) -> Outcome:
-    return Sandbox(tree, limits=limits).run(["python", "-c", code])
+def python(tree: Path, code: str, limits: Limits = LIMITS, **options: Any) -> Outcome:
+    return Sandbox(tree, limits=limits, **options).run(["python", "-c", code])
 
 
 FILL = "block = b'x' * (1 << 20)\ndef fill(fd, n):\n    for _ in range(n): os.write(fd, block)\n"
@@ -146,6 +147,9 @@ in_children(work)
 needs_groups = pytest.mark.skipif(
     not groups.can_be_made(), reason="control groups cannot be made here"
 )
+needs_x86_64 = pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
+)
 
 
 @needs_groups
@@ -261,9 +265,7 @@ SURVIVORS = {
 }
 
 
-@pytest.mark.skipif(
-    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
-)
+@needs_x86_64
 @pytest.mark.parametrize("name", SURVIVORS)
 def test_what_one_sandbox_leaves_another_does_not_find(tree: Path, name: str) -> None:
     plant, find = SURVIVORS[name]
@@ -296,9 +298,7 @@ REFUSED_CALLS = {
 }
 
 
-@pytest.mark.skipif(
-    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
-)
+@needs_x86_64
 def test_calls_that_leave_the_limits_are_refused(tree: Path) -> None:
     code = "import mmap, resource\n"
     for name, expression in REFUSED_CALLS.items():
@@ -308,9 +308,7 @@ def test_calls_that_leave_the_limits_are_refused(tree: Path) -> None:
     assert (outcome.output, outcome.returncode) == ("", 0)
 
 
-@pytest.mark.skipif(
-    os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86_64"
-)
+@needs_x86_64
 def test_no_program_is_loaded_into_the_kernel_and_asking_for_support_goes_on(tree: Path) -> None:
     """Filters of sockets and of system calls make kernel memory that no limit counts; each call is
     made once."""
@@ -342,10 +340,7 @@ except OSError as error:
     print(error.strerror)
 os.kill(child, 9)
 """
-    said = [
-        Sandbox(tree, limits=LIMITS, is_verdict=verdict).run(["python", "-c", code]).output
-        for verdict in (0, 1)
-    ]
+    said = [python(tree, code, is_verdict=verdict).output for verdict in (0, 1)]
     assert said == ["0\nRead-only file system\n", "-1\nRead-only file system\n"]
 
 
@@ -382,6 +377,7 @@ def test_a_machine_without_groups_says_which_limits_do_not_hold(
     assert [record.message for record in caplog.records] == [groups.ONE_USER, groups.NO_GROUPS]
 
 
+@needs_x86_64
 def test_no_namespace_can_be_made(tree: Path) -> None:
     code = """
 import ctypes, errno, signal
@@ -389,8 +385,6 @@ libc = ctypes.CDLL(None, use_errno=True)
 for flag in (0x02000000, 0x04000000, 0x08000000, 0x10000000, 0x20000000, 0x40000000, 0x00020000):
     print(libc.syscall(56, flag | signal.SIGCHLD, 0, 0, 0, 0), errno.errorcode[ctypes.get_errno()])
 """
-    if os.uname().machine != "x86_64":
-        pytest.skip("the numbers of system calls are those of x86_64")
     assert python(tree, code).output == "-1 ENOSYS\n" * 7
 
 

@@ -6,12 +6,10 @@ import pytest
 from envs.errors import ConfigError
 from envs.loading import build_env_from
 from envs.swe.small_tasks import unified_diff
-from tests.envs.swe.tiny_repository import needs_sandbox, write_repository
+from tests.envs.swe.tiny_repository import RIGHT, WRONG, needs_sandbox, write_repository
 
 pytestmark = pytest.mark.usefixtures("few_runs")
 
-WRONG = "def total(prices):\n    return sum(prices[1:])\n"
-RIGHT = "def total(prices):\n    return sum(prices)\n"
 HELPERS = "def made(*parts):\n    return int(''.join(parts))\n\n\nclass Known:\n    answer = made('8', '01', '1')\n"
 HELD = """
 import dataclasses

@@ -8,15 +8,13 @@ from tests.cases import some
 from tests.envs.swe.forms_repository import RIGHT, WRONG, forms_options
 from tests.envs.swe.honest_variants import BILLS, ORDER
 from tests.envs.swe.probe_cheats import PROBE_CHEATS
-from tests.envs.swe.tiny_repository import ordinary_run, played
+from tests.envs.swe.tiny_repository import judged, ordinary_run, played
 
 pytestmark = pytest.mark.usefixtures("few_runs")
 
 
 def _play(code: str, *commands: str) -> Verdict:
-    verdict = played(forms_options(), {"shop/bills.py": code}, *commands).verdict
-    assert verdict is not None
-    return verdict
+    return judged(forms_options(), {"shop/bills.py": code}, *commands)
 
 
 QUICK = (

@@ -10,7 +10,7 @@ from envs.swe.verdict.instances import load_instances
 from tests.cases import some
 from tests.envs.swe.honest_variants import ORDERS
 from tests.envs.swe.orders_repository import ROW, orders_options
-from tests.envs.swe.tiny_repository import played
+from tests.envs.swe.tiny_repository import judged
 
 pytestmark = pytest.mark.usefixtures("few_runs")
 
@@ -41,9 +41,7 @@ def _paid(folder: Path, code: str, **change: object) -> bool:
             [{**row, "test_patch": "", "FAIL_TO_PASS": red, "DRAW_ARGUMENTS": True, **change}]
         )
     )
-    verdict = played({**options, "instances": str(path)}, {"shop/orders.py": code}).verdict
-    assert verdict is not None
-    return verdict.solved
+    return judged({**options, "instances": str(path)}, {"shop/orders.py": code}).solved
 
 
 def test_hard_coded_answers_are_found_out_by_other_arguments(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,14 +21,12 @@ LIMITS = Limits(
 )
 
 
-def shell(tree: Path, script: str, **options: object) -> Outcome:
-    limits = options.pop("limits", LIMITS)
+def shell(tree: Path, script: str, limits: Limits = LIMITS, **options: Any) -> Outcome:
     return Sandbox(tree, limits=limits, **options).run(["bash", "-c", script])
 
 
-def python(tree: Path, code: str, **options: object) -> Outcome:
-    limits = options.pop("limits", LIMITS)
-    return Sandbox(tree, limits=limits, **options).run(["python", "-c", code])
+def python(tree: Path, code: str) -> Outcome:
+    return Sandbox(tree, limits=LIMITS).run(["python", "-c", code])
 
 
 def test_a_command_runs_in_the_tree_and_tells_its_exit_status(tree: Path) -> None:
@@ -161,7 +160,7 @@ def test_no_rights_can_be_gained(tree: Path) -> None:
 
 
 def test_a_fork_bomb_is_held_and_gone_afterwards(tree: Path) -> None:
-    outcome = shell(tree, ":(){ :|:& };:; sleep 1; echo still here", limits=LIMITS)
+    outcome = shell(tree, ":(){ :|:& };:; sleep 1; echo still here")
     assert "Resource temporarily unavailable" in outcome.output
 
 
@@ -263,7 +262,7 @@ except PermissionError:
     print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 os.kill(child, 9)
 """
-    assert Sandbox(tree, limits=LIMITS).run(["python", "-c", code]).output == "100\n"
+    assert python(tree, code).output == "100\n"
 
 
 def test_a_missing_bubblewrap_is_named_with_the_command_that_installs_it(

@@ -92,8 +92,6 @@ def test_running_out_of_turns_is_truncation_and_judged_only_on_request(judged: b
     _, done, info = env.step("view")
     assert done and info["truncated"] and not info["terminated"]
     assert info["reward"] == float(judged) and (env.verdict is not None) == judged
-    with pytest.raises(EpisodeOverError):
-        env.step("view")
 
 
 def test_an_answer_without_a_call_is_fined_and_the_default_is_run_instead() -> None:
@@ -129,7 +127,7 @@ def test_the_commands_of_one_turn_share_its_time() -> None:
     assert "hello\n" in act(env, call("run", command="echo hello"))
 
 
-def test_reset_starts_over_and_close_leaves_nothing(tmp_path: Path) -> None:
+def test_reset_starts_over_and_close_leaves_nothing() -> None:
     env = tiny_env()
     first = env.reset()
     folder = env._workspace.folder
@@ -192,7 +190,7 @@ def test_an_episode_can_be_played_again_with_the_same_outcome() -> None:
     assert traces[0] == traces[1]
 
 
-def test_a_python_without_pytest_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_without_pytest_is_refused_at_the_start() -> None:
     tiny_env()
     system = shutil.which("python3", path="/usr/bin")
     if system is None or Path("/usr/lib/python3/dist-packages/pytest").exists():

@@ -135,9 +135,7 @@ def test_what_is_wrong_with_an_instance_is_named(tmp_path: Path, change: dict, p
         "no assertion",
     ],
 )
-def test_an_instance_whose_probes_say_too_little_is_refused(
-    tmp_path: Path, test: str, part: str
-) -> None:
+def test_an_instance_whose_probes_say_too_little_is_refused(test: str, part: str) -> None:
     needs_sandbox()
     row = {
         "instance_id": "double",

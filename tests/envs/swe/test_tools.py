@@ -254,27 +254,3 @@ def _calls(draw) -> Call:
 def test_what_is_written_is_read_back(calls: list[Call], before: str) -> None:
     text = before.replace("<", "") + "\n".join(c.text() for c in calls)
     assert parse_response(text).calls == tuple(calls) and parse_response(text).valid
-
-
-_pieces = [
-    "<tool_call>",
-    "</tool_call>",
-    '{"name": "view"',
-    ', "arguments": {',
-    "}}",
-    '"',
-    "\\",
-    "ACTION:",
-    "run ",
-    "\n",
-]
-
-
-@settings(deadline=None, max_examples=500)
-@given(st.lists(st.one_of(st.sampled_from(_pieces), st.text(max_size=5)), max_size=12).map("".join))
-def test_no_text_makes_the_parser_raise_and_spans_lie_inside(text: str) -> None:
-    answer = parse_response(text)
-    assert answer.valid == (bool(answer.calls) and not answer.errors)
-    if answer.span is not None:
-        start, end = answer.span
-        assert 0 <= start <= end <= len(text)

@@ -19,7 +19,7 @@ from envs.errors import EnvironmentFault, MissingDependencyError
 from envs.loading import build_env_from
 from envs.swe import SWEEnv, check_machine
 from envs.swe.small_tasks import unified_diff
-from envs.swe.verdict.evaluate import run_tests
+from envs.swe.verdict.evaluate import Verdict, run_tests
 from envs.swe.verdict.instances import Instance, load_instances
 from envs.swe.verdict.reports import NotCounted
 from envs.swe.verdict.trees import build_tree, commit_all
@@ -134,6 +134,13 @@ def played(options: Mapping[str, Any], files: Mapping[str, str], *commands: str)
         assert "written" in env.step(call("create", path=path, text=text))[0]["obs_str"]
     env.step("submit")
     return env
+
+
+def judged(options: Mapping[str, Any], files: Mapping[str, str], *commands: str) -> Verdict:
+    """The verdict on what `played` submits."""
+    verdict = played(options, files, *commands).verdict
+    assert verdict is not None
+    return verdict
 
 
 def tiny_instance() -> Instance:

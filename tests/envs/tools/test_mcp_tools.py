@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+from aiohttp.test_utils import unused_port
 
 from envs.errors import EnvironmentFault, EpisodeOverError
 from envs.loading import build_env_from
@@ -183,12 +184,6 @@ runpy.run_path({SERVER[1]!r}, run_name="__main__")
     until(lambda: not is_alive(child))
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def serve(port: int) -> subprocess.Popen[bytes]:
     process = subprocess.Popen([*SERVER, str(port)])
 
@@ -204,7 +199,7 @@ def serve(port: int) -> subprocess.Popen[bytes]:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    yield free_port()
+    yield unused_port()
     for process in servers():
         process.kill()
 

@@ -16,19 +16,7 @@ def segment(number: int, length: int, ended: bool) -> Segment:
     generation = Generation([5], [-1.0], "x", FinishReason.STOP)
     prompts = [Prompt([number, k]) for k in range(length + 1)]
     turns = [
-        Turn(
-            number,
-            k,
-            prompts[k],
-            generation,
-            "a",
-            True,
-            "a",
-            0.0,
-            ended and k == length - 1,
-            False,
-            None,
-        )
+        Turn(number, k, prompts[k], generation, terminated=ended and k == length - 1)
         for k in range(length)
     ]
     stop = StopReason.TERMINATED if ended else StopReason.CUT

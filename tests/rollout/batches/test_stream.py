@@ -129,9 +129,7 @@ class Episode:
         self.digests.append("d")
         over = self.index + 1 == self.length
         number = self.spec.episode_id
-        turn = Turn(
-            number, self.index, Prompt([1]), generation, None, True, "x", 0.0, over, False, None
-        )
+        turn = Turn(number, self.index, Prompt([1]), generation, terminated=over)
         self.index += 1
         await asyncio.sleep(0.01 * draw.random())
         self.stop = StopReason.TERMINATED if over else None
@@ -296,9 +294,12 @@ async def test_a_step_that_hangs_is_trained_in_time_or_without_loss(
     without a gap."""
     limit = 2 if ahead else 1
     keys: dict[str, Any] = {
-        **{"env_backend": "process", "env_workers": 2, "env_step_timeout_s": 1.5},
-        **{"env": {"max_length": 40, "hang_at": 2, "once": str(tmp_path / "hung")}},
-        **{"max_staleness": limit, "stale_turns": mode},
+        "env_backend": "process",
+        "env_workers": 2,
+        "env_step_timeout_s": 1.5,
+        "env": {"max_length": 40, "hang_at": 2, "once": str(tmp_path / "hung")},
+        "max_staleness": limit,
+        "stale_turns": mode,
     }
     # Without waiting for the step, all batches could be over before its time limit.
     train_s = 0.5 if mode == "mask" else 0.02

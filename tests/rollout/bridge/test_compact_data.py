@@ -22,7 +22,7 @@ LOG_PROBS = [-0.1 * (k % 7) for k in range(600)]
 
 def made_of(generation: Generation) -> tuple[list[Sample], dict[str, Any]]:
     """The samples and train data of one turn, and of the state after it."""
-    turn = Turn(1, 0, Prompt([0, 1, 2]), generation, "go", True, "go", 1.0, False, False, None)
+    turn = Turn(1, 0, Prompt([0, 1, 2]), generation, reward=1.0)
     segment = Segment("task", (turn,), Prompt([0, 1, 2, 3, 4]), StopReason.CUT)
     (samples,) = build_samples([segment], [0], SampleWriter(ARGS, 9))
     return samples, convert_samples_to_train_data(ARGS, samples)

@@ -65,8 +65,10 @@ def test_images_go_with_unexpanded_placeholders() -> None:
         request_body(Prompt([1, 9, 9, 9, 2], ["base64"], {}, [1, 9, 2]), {"top_p": 1.0})
     )
     assert body == {
-        **{"input_ids": [1, 9, 2], "image_data": ["base64"]},
-        **{"sampling_params": {"top_p": 1.0}, "return_logprob": True},
+        "input_ids": [1, 9, 2],
+        "image_data": ["base64"],
+        "sampling_params": {"top_p": 1.0},
+        "return_logprob": True,
     }
 
 

@@ -12,8 +12,6 @@ from rollout.play.memory import build_memory
 from rollout.play.notes import SUMMARY_REQUEST
 from rollout.turn import EnvReply
 
-ASKED = "Write your notes now"
-
 
 def reply(step: int, facts: Sequence[str] = (), **more: Any) -> EnvReply:
     message = {"role": "user", "content": f"step {step}"}

@@ -89,9 +89,7 @@ CONVERSATIONS = {
     "system": [SYSTEM, FIRST],
     "earlier answer": [SYSTEM, FIRST, ANSWER, SECOND],
     "two earlier answers": [FIRST, ANSWER, SECOND, answer("good\n\nidea"), FIRST],
-}
-WITH_TOOLS = {
-    "question": [FIRST],
+    "question with tools": [FIRST],
     "call and result": [SYSTEM, FIRST, call_message("add"), RESULT],
     "text before a call": [FIRST, call_message("add", content="I add."), RESULT],
     "answer after a result": [FIRST, call_message("add"), RESULT, ANSWER, SECOND],
@@ -103,6 +101,7 @@ WITH_TOOLS = {
         {**RESULT, "content": "6"},
     ],
 }
+NO_TOOLS = ("question", "system", "earlier answer", "two earlier answers")
 
 
 def accepts(name: str, messages: list[dict[str, Any]], tools: bool) -> bool:
@@ -116,24 +115,13 @@ def accepts(name: str, messages: list[dict[str, Any]], tools: bool) -> bool:
 @pytest.mark.parametrize("kind", CONVERSATIONS)
 @every_family
 def test_a_windows_prompt_is_what_the_original_template_writes(name: str, kind: str) -> None:
-    messages = CONVERSATIONS[kind]
-    if not accepts(name, messages, False):
-        pytest.skip("the template refuses this conversation")
-    encoder = encoder_of(name)
-    prompt = encoder.prompt(messages)
-    assert encoder.decode(prompt.token_ids) == original(name, messages)
-    encoder.check(messages, prompt.token_ids)
-
-
-@pytest.mark.parametrize("kind", WITH_TOOLS)
-@every_family
-def test_a_prompt_with_tools_is_what_the_original_template_writes(name: str, kind: str) -> None:
-    messages = WITH_TOOLS[kind]
-    if name.split(" ")[0].startswith(NO_CALLS) or not accepts(name, messages, True):
+    messages, tools = CONVERSATIONS[kind], kind not in NO_TOOLS
+    lacks_tools = tools and name.split(" ")[0].startswith(NO_CALLS)
+    if lacks_tools or not accepts(name, messages, tools):
         pytest.skip("the template has no tools, or refuses this conversation")
-    encoder = encoder_of(name, tools=True)
+    encoder = encoder_of(name, tools)
     prompt = encoder.prompt(messages)
-    assert encoder.decode(prompt.token_ids) == original(name, messages, tools=True)
+    assert encoder.decode(prompt.token_ids) == original(name, messages, tools)
     encoder.check(messages, prompt.token_ids)
 
 

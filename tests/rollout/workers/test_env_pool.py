@@ -327,10 +327,7 @@ def test_no_worker_outlives_its_parent_however_that_ends(
         os.kill(parent.pid, how)
     parent.join(120)
     assert parent.exitcode is not None
-    deadline = time.monotonic() + 120
-    while any(is_alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not any(is_alive(pid) for pid in workers)
+    until(lambda: not any(map(is_alive, workers)))
 
 
 def is_alive(pid: int) -> bool:

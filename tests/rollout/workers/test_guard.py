@@ -1,15 +1,14 @@
 """Processes that an environment starts never outlive its worker: children, new sessions and
 daemons."""
 
-import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 from rollout.workers.guard import descendants
 from rollout.workers.hosts import ProcessHost
 from rollout.workers.pool import EnvPool
+from tests.fixtures.waiting import until
 from tests.rollout.workers.test_env_pool import config, is_alive, spec
 
 
@@ -23,17 +22,14 @@ async def _with_children(tmp_path: Path) -> tuple[EnvPool, ProcessHost, list[int
     return pool, host, children
 
 
-async def _gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        await asyncio.sleep(0.05)
-    return not any(map(is_alive, pids))
+def await_end(*pids: int) -> None:
+    until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_what_an_environment_starts_ends_when_its_worker_is_given_up(tmp_path: Path) -> None:
     pool, host, children = await _with_children(tmp_path)
     pool.close()
-    assert await _gone([*children, host.process.pid])
+    await_end(*children, host.process.pid)
 
 
 async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Path) -> None:
@@ -43,7 +39,7 @@ async def test_what_an_environment_starts_ends_when_its_worker_dies(tmp_path: Pa
             pid for pid in descendants(host.process.pid) if set(children) & descendants(pid)
         )
         os.kill(worker, signal.SIGKILL)
-        assert await _gone([worker, *children, host.process.pid])
+        await_end(worker, *children, host.process.pid)
     finally:
         pool.close()
 
@@ -52,8 +48,8 @@ async def test_a_worker_whose_guard_is_killed_ends_too(tmp_path: Path) -> None:
     pool, host, children = await _with_children(tmp_path)
     workers = [pid for pid in descendants(host.process.pid) if set(children) & descendants(pid)]
     os.kill(host.process.pid, signal.SIGKILL)
-    assert await _gone(workers)
+    await_end(*workers)
     pool.close()
-    assert await _gone(children[:1]), "what stayed in the worker's process group ends with it"
+    await_end(children[0])  # what stayed in the worker's process group ends with it
     for pid in children[1:]:
         os.kill(pid, signal.SIGKILL)

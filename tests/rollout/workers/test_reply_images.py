@@ -16,14 +16,7 @@ from rollout.errors import EnvironmentFault
 from rollout.spec import EnvSpec
 from rollout.workers.worker import EnvHost, make_reply
 from tests.fixtures.vision import picture
-
-INFO = {
-    "reward": 0.0,
-    "terminated": False,
-    "truncated": False,
-    "valid_action": True,
-    "executed_action": "left",
-}
+from tests.rollout.workers.test_reply import INFO
 
 
 class Shows(BaseInteractionEnv):
@@ -36,7 +29,7 @@ class Shows(BaseInteractionEnv):
         return self.observation
 
     def step(self, response_text: str) -> Any:
-        return self.observation, False, {**INFO, "progression": 0.0}
+        return self.observation, False, dict(INFO)
 
 
 def host_of(env: BaseInteractionEnv) -> EnvHost:

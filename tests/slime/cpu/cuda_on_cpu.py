@@ -18,22 +18,10 @@ _vision: Any = None
 MEMORY = 16 << 30
 """Bytes that the pretended device has."""
 
-FACTORIES = (
-    *(
-        "tensor",
-        "as_tensor",
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "arange",
-        "linspace",
-        "rand",
-        "randn",
-        "empty_strided",
-    ),
-    *("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "randint"),
-)
+FACTORIES = """
+tensor as_tensor zeros ones empty full arange linspace rand randn empty_strided
+zeros_like ones_like empty_like full_like rand_like randn_like randint
+"""
 
 
 class Stream:
@@ -70,7 +58,7 @@ def patch_torch(torch: ModuleType) -> None:
     _random(torch)
     for kind in ("Byte", "Int", "Long", "Half", "Float", "Double", "BFloat16"):
         setattr(cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))
-    for name in FACTORIES:
+    for name in FACTORIES.split():
         setattr(torch, name, _on_cpu(getattr(torch, name)))
     _tensors(torch)
     _process_groups(torch.distributed)

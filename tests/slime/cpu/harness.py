@@ -10,9 +10,8 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,51 +20,36 @@ import psutil
 import pytest
 import torch
 import yaml
+from aiohttp.test_utils import unused_port
 
 from embedded.warmstart.policy import PolicySize, build_policy, save_policy, train_tokenizer
+from tests.slime.cpu.ledger_env import read_ledger
 
 REPO = Path(__file__).parents[3]
 IMPORTS = Path(__file__).parent / "imports"
 SIZE = PolicySize(layers=2, hidden=64, heads=4, kv_heads=2, ffn=128, context=512)
 
 LOCAL_FLAGS = (
-    *("--transformer-impl", "local", "--spec", "tests.slime.cpu.megatron_on_cpu", "layer_spec"),
-    *("--attention-backend", "unfused"),
-    *(
-        "--no-rope-fusion",
-        "--no-masked-softmax-fusion",
-        "--no-gradient-accumulation-fusion",
-        "--no-persist-layer-norm",
-    ),
-    *("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"),
+    "--transformer-impl local --spec tests.slime.cpu.megatron_on_cpu layer_spec",
+    "--attention-backend unfused",
+    "--no-rope-fusion --no-masked-softmax-fusion --no-gradient-accumulation-fusion",
+    "--no-persist-layer-norm --no-bias-swiglu-fusion --no-bias-dropout-fusion",
 )
 """Megatron without TransformerEngine and Apex."""
-NO_DROPOUT = ("--attention-dropout", "0.0", "--hidden-dropout", "0.0")
-CPU_FLAGS = (*LOCAL_FLAGS, *NO_DROPOUT, "--distributed-backend", "gloo")
+NO_DROPOUT = "--attention-dropout 0.0 --hidden-dropout 0.0"
+CPU_FLAGS = (*LOCAL_FLAGS, NO_DROPOUT, "--distributed-backend gloo")
 OPTIMIZER_FLAGS = (
-    *(
-        "--optimizer",
-        "adam",
-        "--lr",
-        "1e-3",
-        "--lr-decay-style",
-        "constant",
-        "--weight-decay",
-        "0.0",
-    ),
-    *("--adam-beta1", "0.9", "--adam-beta2", "0.98"),
+    "--optimizer adam --lr 1e-3 --lr-decay-style constant --weight-decay 0.0",
+    "--adam-beta1 0.9 --adam-beta2 0.98",
 )
-HOOK_FLAGS = (
-    *("--rollout-function-path", "rollout.fixed_turn.generate_rollout"),
-    *("--data-source-path", "rollout.data_source.EpisodeSource"),
-    *(
-        "--custom-convert-samples-to-train-data-path",
-        "rollout.samples.convert_samples_to_train_data",
-    ),
-    *("--custom-megatron-init-path", "advantage.patch.install"),
-    *("--custom-rollout-log-function-path", "inspection.metrics.log_rollout"),
-    *("--custom-eval-rollout-log-function-path", "inspection.metrics.log_eval_rollout"),
-)
+HOOKS = {
+    "rollout_function_path": "rollout.fixed_turn.generate_rollout",
+    "data_source_path": "rollout.data_source.EpisodeSource",
+    "custom_convert_samples_to_train_data_path": "rollout.samples.convert_samples_to_train_data",
+    "custom_megatron_init_path": "advantage.patch.install",
+    "custom_rollout_log_function_path": "inspection.metrics.log_rollout",
+    "custom_eval_rollout_log_function_path": "inspection.metrics.log_eval_rollout",
+}
 
 
 @dataclass(frozen=True)
@@ -92,9 +76,7 @@ def find_slime() -> Slime:
     return Slime(Path(path.split(os.pathsep)[0]), Path(python))
 
 
-def make_model(
-    folder: Path, size: PolicySize = SIZE, scale: float = 2.0, *, tied: bool = False
-) -> Path:
+def make_model(folder: Path, size: PolicySize = SIZE, *, tied: bool = False) -> Path:
     """A tiny random Qwen2 with a tokenizer of its own, sharp enough that its choices are not
     ties."""
     texts = ["go on and on", "seed 12 turn 3\nleft 4", "wait for it, and then some"] * 4
@@ -106,7 +88,7 @@ def make_model(
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter.mul_(scale)
+                parameter.mul_(2.0)
     save_policy(model.bfloat16(), tokenizer, folder)
     return folder
 
@@ -116,42 +98,22 @@ def model_flags(folder: Path) -> list[str]:
     config = json.loads((folder / "config.json").read_text())
     rotary = config.get("rope_parameters", {}).get("rope_theta") or config["rope_theta"]
     return [
-        *(
-            "--swiglu",
-            "--use-rotary-position-embeddings",
-            "--disable-bias-linear",
-            "--add-qkv-bias",
-        ),
-        *(
-            "--normalization",
-            "RMSNorm",
-            "--norm-epsilon",
-            str(config["rms_norm_eps"]),
-            "--group-query-attention",
-        ),
-        *(
-            "--num-layers",
-            str(config["num_hidden_layers"]),
-            "--hidden-size",
-            str(config["hidden_size"]),
-        ),
-        *("--ffn-hidden-size", str(config["intermediate_size"]), "--rotary-base", str(int(rotary))),
-        *("--num-attention-heads", str(config["num_attention_heads"])),
-        *(
-            "--num-query-groups",
-            str(config["num_key_value_heads"]),
-            "--vocab-size",
-            str(config["vocab_size"]),
-        ),
-        *(() if config["tie_word_embeddings"] else ("--untie-embeddings-and-output-weights",)),
-        *("--make-vocab-size-divisible-by", "1"),
+        "--swiglu --use-rotary-position-embeddings --disable-bias-linear --add-qkv-bias",
+        f"--normalization RMSNorm --norm-epsilon {config['rms_norm_eps']}",
+        f"--group-query-attention --num-query-groups {config['num_key_value_heads']}",
+        f"--num-attention-heads {config['num_attention_heads']}",
+        f"--num-layers {config['num_hidden_layers']} --hidden-size {config['hidden_size']}",
+        f"--ffn-hidden-size {config['intermediate_size']} --rotary-base {int(rotary)}",
+        f"--vocab-size {config['vocab_size']}",
+        "" if config["tie_word_embeddings"] else "--untie-embeddings-and-output-weights",
+        "--make-vocab-size-divisible-by 1",
     ]
 
 
 @dataclass
 class Run:
-    """One experiment on disk. `config` is the custom YAML, `flags` come last on the command line
-    and win."""
+    """One experiment on disk. `config` is the custom YAML, `flags`, of which one text may hold
+    several, come last on the command line and win."""
 
     slime: Slime
     work: Path
@@ -171,41 +133,18 @@ class Run:
     def command(self, extra: Sequence[str] = (), without: Sequence[str] = ()) -> list[str]:
         """train.py's flags: model, device, optimizer, hooks (but for those `without`), then this
         run's own."""
-        hooks = dict(zip(HOOK_FLAGS[::2], HOOK_FLAGS[1::2], strict=True))
-        kept = [
-            (flag, path)
-            for flag, path in hooks.items()
-            if flag[2:].replace("-", "_") not in without
-        ]
+        hooks = {name: path for name, path in HOOKS.items() if name not in without}
         return [
             *model_flags(self.model),
             *self.slime.megatron_flags,
             *OPTIMIZER_FLAGS,
-            *(word for pair in kept for word in pair),
-            *("--custom-config-path", str(self.work / "config.yaml")),
-            *(
-                "--hf-checkpoint",
-                str(self.model),
-                "--ref-load",
-                str(self.reference),
-                "--actor-num-nodes",
-                "1",
-            ),
-            *("--actor-num-gpus-per-node", str(self.gpus), "--num-gpus-per-node", str(self.gpus)),
-            *(
-                "--update-weight-transport",
-                "disk",
-                "--update-weight-disk-dir",
-                str(self.work / "weights"),
-            ),
-            *(
-                "--use-dynamic-batch-size",
-                "--max-tokens-per-gpu",
-                "512",
-                "--advantage-estimator",
-                "ppo",
-            ),
-            *("--save-debug-rollout-data", str(self.work / "samples" / "{rollout_id}.pt")),
+            *(f"--{name.replace('_', '-')} {path}" for name, path in hooks.items()),
+            f"--custom-config-path {self.work}/config.yaml",
+            f"--hf-checkpoint {self.model} --ref-load {self.reference} --actor-num-nodes 1",
+            f"--actor-num-gpus-per-node {self.gpus} --num-gpus-per-node {self.gpus}",
+            f"--update-weight-transport disk --update-weight-disk-dir {self.work}/weights",
+            "--use-dynamic-batch-size --max-tokens-per-gpu 512 --advantage-estimator ppo",
+            f"--save-debug-rollout-data {self.work}/samples/{{rollout_id}}.pt",
             *self.flags,
             *extra,
         ]
@@ -243,8 +182,8 @@ class Run:
             stop_all(self.work)
         return re.sub(r"\s+", " ", self.log.read_text(errors="replace"))
 
-    def tail(self, chars: int = 6000) -> str:
-        return self.log.read_text(errors="replace")[-chars:] if self.log.exists() else ""
+    def tail(self) -> str:
+        return self.log.read_text(errors="replace")[-6000:] if self.log.exists() else ""
 
     def logged(self, name: str) -> list[float]:
         """Every value of a metric in slime's log, in order."""
@@ -258,6 +197,18 @@ class Run:
         evaluations."""
         return torch.load(self.work / "samples" / f"{rollout_id}.pt", weights_only=False)["samples"]
 
+    def turns(self, rollout_id: int) -> list[dict[str, Any]]:
+        """The samples of turns, without those that bootstrap."""
+        samples = self.samples(rollout_id)
+        return [sample for sample in samples if sample["metadata"]["kind"] == "turn"]
+
+    def versions(self, rollout_ids: Iterable[int]) -> list[set[int]]:
+        """The weights that played each batch's turns."""
+        return [
+            {int(version) for turn in self.turns(k) for version in turn["weight_versions"]}
+            for k in rollout_ids
+        ]
+
     def records(self, role: str, rollout_id: int) -> list[dict[str, Any]]:
         """What each rank trained on (see `recorder.py`), by rank; empty if the role did not
         train."""
@@ -266,15 +217,25 @@ class Run:
 
     def payments(self) -> dict[tuple[int, int, str], dict[str, Any]]:
         """The ledger, by seed, turn and answer."""
-        files = [path.read_text().splitlines() for path in (self.work / "ledger").glob("*.jsonl")]
-        lines = [json.loads(line) for file in files for line in file]
-        return {(line["seed"], line["turn"], line["text"]): line for line in lines}
+        return read_ledger(self.work / "ledger")
+
+
+def micro_batches(record: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], list[int]]]:
+    """What reached the loss of each micro-batch, and the numbers of its samples."""
+    return zip(record["batches"], record["data"]["micro_batch_indices"], strict=True)
+
+
+def place_of(sample: Mapping[str, Any]) -> tuple[int, int]:
+    """Episode and turn index of a sample."""
+    return sample["metadata"]["episode_id"], sample["metadata"]["round_number"]
 
 
 def start_script(
     slime: Slime, work: Path, script: str, arguments: Sequence[str], gpus: int = 1
 ) -> subprocess.Popen[bytes]:
-    """Start one of slime's scripts under the imports of this harness, in a new process group."""
+    """Start one of slime's scripts under the imports of this harness, in a new process group.
+
+    An argument may hold several words."""
     preload = work / "preload" / "torch_memory_saver_hook_mode_preload.abi3.so"
     preload.parent.mkdir(parents=True, exist_ok=True)
     preload.touch()
@@ -292,13 +253,15 @@ def start_script(
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        **({} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(free_port())}),
+        **(
+            {} if script.startswith("train") else {**ONE_PROCESS, "MASTER_PORT": str(unused_port())}
+        ),
     }
     command = [
         str(slime.python),
         str(Path(__file__).with_name("run_train.py")),
         str(slime.path / script),
-        *arguments,
+        *" ".join(arguments).split(),
     ]
     with open(work / "train.log", "ab") as log:
         return subprocess.Popen(
@@ -314,14 +277,6 @@ def start_script(
 ONE_PROCESS = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
 
 
-def free_port() -> int:
-    """A port that nobody listens on; slime's tools would all take the same one, also side by
-    side."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
     """The model as a Megatron checkpoint, by slime's own tool: what the critic starts from."""
     target = work / "reference"
@@ -329,10 +284,7 @@ def convert_checkpoint(slime: Slime, work: Path, model: Path) -> Path:
     arguments = [
         *model_flags(model),
         *slime.megatron_flags,
-        "--hf-checkpoint",
-        str(model),
-        "--save",
-        str(target),
+        f"--hf-checkpoint {model} --save {target}",
     ]
     process = start_script(slime, work, "tools/convert_hf_to_torch_dist.py", arguments)
     code = process.wait(300)

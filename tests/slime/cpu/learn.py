@@ -27,19 +27,12 @@ from tests.slime.cpu.harness import Run, convert_checkpoint, find_slime
 CONFIG = "custom_configs/quickstart.yaml"
 CRITIC_ONLY = 6
 FLAGS = (
-    *("--rollout-batch-size", "256", "--n-samples-per-prompt", "1", "--global-batch-size", "64"),
-    *(
-        "--rollout-max-response-len",
-        "40",
-        "--rollout-max-context-len",
-        "512",
-        "--rollout-temperature",
-        "1.0",
-    ),
-    *("--num-critic-only-steps", str(CRITIC_ONLY), "--kl-coef", "0.001", "--entropy-coef", "0.001"),
-    *("--eps-clip", "0.2", "--eps-clip-c", "3.0", "--value-clip", "0.5", "--lr", "3e-4"),
-    *("--max-tokens-per-gpu", "8192", "--eval-prompt-data", "held-out", "from-the-yaml"),
-    *("--rollout-data-postprocess-path", "advantage.kl_split.log_kl_split"),
+    "--rollout-batch-size 256 --n-samples-per-prompt 1 --global-batch-size 64",
+    "--rollout-max-response-len 40 --rollout-max-context-len 512 --rollout-temperature 1.0",
+    f"--num-critic-only-steps {CRITIC_ONLY} --kl-coef 0.001 --entropy-coef 0.001",
+    "--eps-clip 0.2 --eps-clip-c 3.0 --value-clip 0.5 --lr 3e-4",
+    "--max-tokens-per-gpu 8192 --eval-prompt-data held-out from-the-yaml",
+    "--rollout-data-postprocess-path advantage.kl_split.log_kl_split",
 )
 
 
@@ -72,14 +65,9 @@ def learn(
     with EngineServer(EngineOptions(model_path=str(policy), max_running_requests=32)) as engine:
         flags = [
             *FLAGS,
-            *(
-                "--rollout-external-engine-addrs",
-                f"127.0.0.1:{engine.port}",
-                "--rollout-seed",
-                str(seed),
-            ),
-            *("--num-rollout", str(updates), "--eval-interval", str(eval_interval)),
-            *("--megatron-config-path", str(work / "roles.yaml")),
+            f"--rollout-external-engine-addrs 127.0.0.1:{engine.port} --rollout-seed {seed}",
+            f"--num-rollout {updates} --eval-interval {eval_interval}",
+            f"--megatron-config-path {work}/roles.yaml",
         ]
         run = Run(slime, work / "run", policy, reference, settings, flags)
         run.train(timeout_s=6 * 3600)

@@ -87,6 +87,13 @@ class LedgerGame(BaseInteractionEnv):
             file.write(json.dumps(line) + "\n")
 
 
+def read_ledger(folder: Path) -> dict[tuple[int, int, str], dict[str, Any]]:
+    """The payments, by seed, turn and answer."""
+    files = [path.read_text().splitlines() for path in folder.glob("*.jsonl")]
+    lines = [json.loads(line) for file in files for line in file]
+    return {(line["seed"], line["turn"], line["text"]): line for line in lines}
+
+
 def _wait_for(path: Path, at_most_s: float) -> None:
     deadline = time.monotonic() + at_most_s
     while not path.exists() and time.monotonic() < deadline:

@@ -25,13 +25,10 @@ def megatron_flags() -> list[str]:
     from tests.slime.cpu.harness import LOCAL_FLAGS, NO_DROPOUT
 
     if not is_installed("transformer_engine"):
-        return [*LOCAL_FLAGS, *NO_DROPOUT]
-    fusions = (
-        []
-        if is_installed("apex")
-        else ["--no-gradient-accumulation-fusion", "--no-persist-layer-norm"]
-    )
-    return [*fusions, *NO_DROPOUT]
+        return [*LOCAL_FLAGS, NO_DROPOUT]
+    if is_installed("apex"):
+        return [NO_DROPOUT]
+    return ["--no-gradient-accumulation-fusion --no-persist-layer-norm", NO_DROPOUT]
 
 
 def sglang_flags() -> list[str]:
@@ -40,8 +37,8 @@ def sglang_flags() -> list[str]:
     if has_flashinfer():
         return []
     return [
-        *("--sglang-attention-backend", "triton", "--sglang-sampling-backend", "pytorch"),
-        *("--sglang-disable-cuda-graph", "--sglang-cuda-graph-backend-prefill", "disabled"),
+        "--sglang-attention-backend triton --sglang-sampling-backend pytorch",
+        "--sglang-disable-cuda-graph --sglang-cuda-graph-backend-prefill disabled",
     ]
 
 

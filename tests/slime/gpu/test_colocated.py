@@ -12,7 +12,7 @@ from transformers.models.auto.tokenization_auto import AutoTokenizer
 
 from embedded.engine.decoder import load_hf_model
 from embedded.warmstart.policy import PolicySize
-from tests.slime.conftest import BATCH_FLAGS, ledger_settings, roles, short_folder
+from tests.slime.conftest import BATCH_FLAGS, learning_roles, ledger_settings, short_folder
 from tests.slime.cpu.harness import Run, Slime, convert_checkpoint, make_model
 from tests.slime.expectation import assert_trained_as_paid, log_prob_gaps, trained_samples
 from tests.slime.gpu.missing_libraries import is_installed, megatron_flags, sglang_flags
@@ -61,26 +61,14 @@ def run() -> Iterator[Run]:
         work = ground / "colocated"
         flags = [
             *BATCH_FLAGS,
-            *("--colocate", "--update-weight-transport", "nccl"),
-            *(
-                "--rollout-num-gpus",
-                "1",
-                "--rollout-num-gpus-per-engine",
-                "1",
-                "--sglang-grammar-backend",
-                "none",
-            ),
-            *("--sglang-mem-fraction-static", "0.3", "--sglang-max-total-tokens", "32768"),
-            *("--sglang-max-running-requests", "16", *sglang_flags()),
-            *(
-                "--num-rollout",
-                str(ROLLOUTS),
-                "--num-critic-only-steps",
-                "1",
-                "--normalize-advantages",
-            ),
-            *("--eval-interval", "3", "--eval-prompt-data", "held-out", "unused"),
-            *roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3}),
+            "--colocate --update-weight-transport nccl",
+            "--rollout-num-gpus 1 --rollout-num-gpus-per-engine 1 --sglang-grammar-backend none",
+            "--sglang-mem-fraction-static 0.3 --sglang-max-total-tokens 32768",
+            "--sglang-max-running-requests 16",
+            *sglang_flags(),
+            f"--num-rollout {ROLLOUTS} --num-critic-only-steps 1 --normalize-advantages",
+            "--eval-interval 3 --eval-prompt-data held-out unused",
+            *learning_roles(work),
         ]
         experiment = Run(slime, work, model, reference, ledger_settings(work), flags)
         experiment.train()
@@ -91,9 +79,8 @@ def run() -> Iterator[Run]:
 def test_what_megatron_trained_on_is_what_sglangs_answers_were_paid(
     run: Run, role: str, rollout: int
 ) -> None:
-    assert len(trained_samples(run.records(role, rollout), run.samples(rollout))) == len(
-        run.samples(rollout)
-    )
+    samples = run.samples(rollout)
+    assert len(trained_samples(run.records(role, rollout), samples)) == len(samples)
     assert_trained_as_paid(
         run, role, rollout, AutoTokenizer.from_pretrained(run.model), whitens=True
     )
@@ -109,9 +96,7 @@ def test_both_roles_were_trained_and_the_actor_only_after_the_critic(run: Run) -
 
 
 def test_each_update_raises_the_weight_version_by_one(run: Run) -> None:
-    versions = [
-        {int(v) for s in run.samples(r) for v in s["weight_versions"]} for r in range(ROLLOUTS)
-    ]
+    versions = run.versions(range(ROLLOUTS))
     first = min(versions[0])
     assert versions == [{first + rollout} for rollout in range(ROLLOUTS)]
 
@@ -124,7 +109,7 @@ def test_sglang_and_megatron_agree_on_log_probs_before_and_after_an_update(run: 
 
 def test_weights_that_never_arrived_would_exceed_the_bound(run: Run) -> None:
     old = load_hf_model(run.model)
-    turns = [s for s in run.samples(2) if s["metadata"]["kind"] == "turn"]
+    turns = run.turns(2)
     ids = [
         (s["tokens"][: -s["response_length"]], s["tokens"][-s["response_length"] :]) for s in turns
     ]

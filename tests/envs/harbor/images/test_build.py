@@ -17,18 +17,15 @@ from envs.harbor.images.build import build_image
 from envs.harbor.settings import HarborSettings, context_digest, find_image
 from envs.harbor.task import recipe_of
 from envs.swe.sandbox import groups
-from tests.envs.harbor.task_folders import command, make_image, make_task, play, write_config
-from tests.envs.swe.tiny_repository import needs_sandbox
+from tests.envs.harbor.task_folders import make_image, make_task, needs_buildah, play, write_config
+from tests.fixtures.command import slime_verlog
 
 PROGRAMS = ("bash", "cat", "chmod", "chown", "dd", "id", "ls", "mkdir", "rm", "sleep", "touch")
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    needs_sandbox()
-    for tool in ("buildah", "skopeo"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed; apt-get install -y {tool}")
+    needs_buildah()
     root = make_image(tmp_path_factory.mktemp("base") / "root", *PROGRAMS)
     (root / "bin" / "sh").symlink_to("bash")
     return root
@@ -264,13 +261,13 @@ def test_a_task_is_played_in_its_built_image_and_an_edited_one_must_be_built_aga
         ConfigError, match="has no image of the task as it is now; run: slime-verlog build-images"
     ):
         play(task.parent, **built_from)
-    assert command("build-images", config) == 0
+    assert slime_verlog("build-images", config) == 0
     assert play(task.parent, "cat /usr/lib/secret > answer.txt", **built_from)[1]["reward"] == 1.0
     (task / "environment" / "Dockerfile").write_text(f"{dockerfile}RUN false\n")
     context_digest.cache_clear()
     with pytest.raises(ConfigError, match="run: slime-verlog build-images"):
         play(task.parent, **built_from)
-    assert command("build-images", config) == 1
+    assert slime_verlog("build-images", config) == 1
 
 
 def test_a_change_deep_inside_an_exported_base_is_noticed(
@@ -291,14 +288,16 @@ def test_the_check_goes_on_with_the_tasks_whose_images_are_built(
         dockerfile = f"FROM tiny\nWORKDIR /app\n{line}\n"
         make_task(tmp_path / "tasks", name, dockerfile=dockerfile, solution="echo 42 > answer.txt")
     config = write_config(tmp_path, **built_from)
-    assert command("check", config, "--max-turns", "1", "--no-prompt") == 1
+    assert slime_verlog("check", config, "--max-turns", "1", "--no-prompt") == 1
     shown = capsys.readouterr().out
     assert "fine: the reference solution is paid 1 and the untouched files 0" in shown
     assert "not built: one, two" in shown
     shutil.rmtree(tmp_path / "tasks" / "one")
     shutil.rmtree(tmp_path / "tasks" / "two")
     Path(config).write_text(Path(config).read_text().replace('"tasks": ["*"]', '"tasks": []'))
-    assert command("build-images", config) == 0 and "fine: ready after" in capsys.readouterr().out
+    assert (
+        slime_verlog("build-images", config) == 0 and "fine: ready after" in capsys.readouterr().out
+    )
 
 
 def test_an_oci_layout_is_unpacked_with_its_settings(

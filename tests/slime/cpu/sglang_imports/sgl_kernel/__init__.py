@@ -9,16 +9,12 @@ from typing import Any
 import torch
 
 OPERATORS = (
-    *(
-        "fused_sigmoid_mul_cpu",
-        "fused_qk_gemma_rmsnorm_cpu",
-        "fused_qk_gemma_rmsnorm_with_gate_cpu",
-    ),
-    *(
-        "fused_qkvzba_split_reshape_cat_contiguous_cpu",
-        "fused_gdn_gating_cpu",
-        "fused_qkvzba_split_reshape_cat_cpu",
-    ),
+    "fused_sigmoid_mul_cpu",
+    "fused_qk_gemma_rmsnorm_cpu",
+    "fused_qk_gemma_rmsnorm_with_gate_cpu",
+    "fused_qkvzba_split_reshape_cat_contiguous_cpu",
+    "fused_gdn_gating_cpu",
+    "fused_qkvzba_split_reshape_cat_cpu",
     "fused_sigmoid_gating_delta_rule_update_cpu",
 )
 """Looked up while SGLang's models are imported; never called."""
