@@ -28,8 +28,8 @@ def test_whatever_a_processor_raises_is_an_encoding_error(monkeypatch: pytest.Mo
         (Image.new("RGB", (9000, 9000)), "9000 x 9000 has more than"),
         (Image.new("RGB", (2000, 2)), "2000 x 2 is thinner than 1 : 200"),
         (
-            np.zeros((4, 4, 1), np.uint8),
-            r"ndarray cannot be read: expected uint8 .* got uint8 of \(4, 4, 1\)",
+            np.zeros((4, 4, 2), np.uint8),
+            r"ndarray cannot be read: expected uint8 .* got uint8 of \(4, 4, 2\)",
         ),
         (Image.new("I;16", (4, 4)), "mode I;16 has more than 8 bits"),
     ],
