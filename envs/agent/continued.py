@@ -49,8 +49,8 @@ class Continued:
         """Return a request's messages, with images that `decode` has read, and what it `continues`.
 
         `continues` has two numbers: the turn, and the first message after its response; None if it
-        continues no turn with the same tools. The messages of that turn, and its response as the model spelled it,
-        replace the program's copies.
+        continues no turn with the same tools. The messages of that turn, and its response as the
+        model spelled it, replace the program's copies.
         """
         self._tools = _digest(tools)
         digests = tuple(map(_digest, messages))
