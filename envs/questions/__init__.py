@@ -84,7 +84,7 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
     if not rows:
         raise ConfigError(f"env.data holds no rows for task {task!r}")
     epoch, place = divmod(seed, len(rows))
-    row = copy.deepcopy(rows[_order(len(rows), epoch)[place]])  # tools may change what they get
+    row = rows[_order(len(rows), epoch)[place]]
     if settings.question_key not in row:
         raise ConfigError(
             f"env.data: a row has no {settings.question_key!r}, it has {', '.join(map(str, row))}; "
@@ -94,8 +94,10 @@ def read_question(sample: Any, settings: QuestionSettings) -> tuple[Question, st
     if not isinstance(found, list | tuple):
         found = [] if found is None else [found]
     images = open_images(found)
-    more = row["metadata"] if isinstance(row.get("metadata"), Mapping) else {}
-    question = _question(row[settings.question_key], row.get(settings.answer_key), images, more)
+    # Tools and graders may change what they get.
+    answer = copy.deepcopy(row.get(settings.answer_key))
+    more = copy.deepcopy(row["metadata"]) if isinstance(row.get("metadata"), Mapping) else {}
+    question = _question(row[settings.question_key], answer, images, more)
     choices = (metadata.get("tools"), row.get(settings.tool_key), more.get("tools"))
     tools = next((choice for choice in choices if choice is not None), None)
     return replace(question, tools=tools), task, seed
