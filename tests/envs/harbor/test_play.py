@@ -63,6 +63,13 @@ def test_the_reward_is_the_number_of_the_reward_file(
     assert reason in env.verdict.reason and info["metrics"]["without_reward"] == bool(reason)
 
 
+def test_the_folder_of_tests_may_be_a_link_inside_the_task(tmp_path: Path) -> None:
+    task = make_task(tmp_path, test=PASS)
+    (task / "tests").rename(task / "checks")
+    (task / "tests").symlink_to("checks")
+    assert play(tmp_path)[1]["reward"] == 1.0
+
+
 def test_reward_files_of_the_image_do_not_count(tmp_path: Path) -> None:
     image = make_image(tmp_path / "image", "bash", "ls")
     (image / "logs" / "verifier").mkdir(parents=True)
