@@ -111,10 +111,13 @@ class Ppo(Run[PpoVariables]):
         return warmup or given.critic_only
 
     def missing(self, job: Job) -> list[str]:
-        """Also a critic to start from."""
+        """Return also a critic that a new run cannot start from."""
+        found = super().missing(job)
         critic = self.given.pretrained_critic
-        lacks = [f"{critic} holds no finished checkpoint; correct PRETRAINED_CRITIC"]
-        return super().missing(job) + lacks * bool(critic and last_step(Path(critic)) < 0)
+        is_new = last_step(Path(self.run_dir, "critic")) < 0
+        if critic and is_new and last_step(Path(critic)) < 0:
+            found.append(f"{critic} holds no finished checkpoint; correct PRETRAINED_CRITIC")
+        return found
 
     def after(self) -> None:
         """Say where the critic of value pretraining is."""

@@ -33,7 +33,7 @@ async def main(path: str, port: str, *command: str) -> int:
 
     await asyncio.start_server(connect, "127.0.0.1", int(port))
     try:
-        # In a session of its own: a signal to its process group must not reach this process.
+        # A separate session: a signal to its process group must not reach this process.
         program = await asyncio.create_subprocess_exec(*command, start_new_session=True)
     except OSError as error:
         print(f"{command[0]} cannot be started: {error.strerror}", flush=True)

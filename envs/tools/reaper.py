@@ -29,7 +29,7 @@ def main(seconds: float, command: list[str]) -> int:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        # In a session of its own: a signal to its process group must not reach this process.
+        # A separate session: a signal to its process group must not reach this process.
         program = subprocess.Popen(
             command, stdin=None if seconds else subprocess.DEVNULL, start_new_session=True
         )

@@ -150,8 +150,9 @@ class Parameters:
         self.schema = schema
         self.where = where
         for keyword in ("$schema", "$id"):
-            if not isinstance(schema.get(keyword, ""), str):
-                raise ToolError(f"{where} have a {keyword} that is no text")
+            value = schema.get(keyword, "")
+            if not isinstance(value, str):
+                raise ToolError(f"{where}: {keyword} must be text, got {short(value)}")
         self.draft = jsonschema.validators.validator_for(
             schema, default=jsonschema.Draft202012Validator
         )

@@ -107,7 +107,7 @@ def engine_flags(engine: EngineServer) -> list[str]:
 
 
 def learning_roles(work: Path) -> list[str]:
-    """Both roles with quick steps, and the critic with a folder of its own."""
+    """Both roles take quick steps, and the critic saves into its own folder."""
     return roles(work / "roles.yaml", {"lr": 5e-3, "save": str(work / "critic")}, {"lr": 1e-3})
 
 

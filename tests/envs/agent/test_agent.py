@@ -124,7 +124,7 @@ def test_a_grader_reads_text_of_plain_files_in_the_folder_only(tmp_path: Path) -
         assert run.read_text(name) == "", name
 
 
-def test_a_score_that_is_no_number_is_a_fault_that_names_the_grader(started: Start) -> None:
+def test_a_score_that_is_not_a_number_is_a_fault_that_names_the_grader(started: Start) -> None:
     grader = "tests.envs.agent.test_agent:words_as_score"
     env = started("asks 1", grader=grader)
     with pytest.raises(

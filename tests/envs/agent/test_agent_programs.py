@@ -66,8 +66,11 @@ def test_a_signal_to_the_programs_group_does_not_reach_what_ends_its_processes(
     shutil.copy(PROGRAM, tmp_path)
     command = f"python {PROGRAM.name} signals"
     others = set(descendants(os.getpid()))
-    assert played(built(command=command, workdir=str(tmp_path), sandbox=sandbox), ["yes"]) == 1.0
-    assert not any(map(is_alive, set(descendants(os.getpid())) - others))
+    env = built(command=command, workdir=str(tmp_path), sandbox=sandbox)
+    env.reset()
+    running = set(descendants(os.getpid())) - others
+    assert env.step("yes")[2]["reward"] == 1.0 and running
+    until(lambda: not any(map(is_alive, running)))
 
 
 @needs_bwrap

@@ -51,8 +51,8 @@ TREE = {"type": "object", "properties": {"inner": {"$ref": "#/$defs/tree"}}}
         ({"a": {"$dynamicRef": "#x"}}, {}, "use $dynamicRef"),
         ({"a": {"pattern": "("}}, {}, "'(' is not a 'regex'"),
         ({"a": deep(400)}, {}, "nested too deep"),
-        ({}, {"$id": 5}, "have a $id that is no text"),
-        ({}, {"$schema": []}, "have a $schema that is no text"),
+        ({}, {"$id": 5}, "$id must be text, got 5"),
+        ({}, {"$schema": []}, "$schema must be text, got []"),
     ],
 )
 def test_a_schema_that_cannot_be_checked_is_refused_when_it_is_listed(
