@@ -16,6 +16,7 @@ from scripts.launcher.cluster import find_ray
 from scripts.launcher.config import HYBRID
 from scripts.launcher.gpus import layout
 from scripts.launcher.job import dry_run
+from scripts.launcher.resume import TRACKER
 from scripts.launcher.variables import Variables
 from slime_verlog import ConfigError
 from tests.cases import pairs
@@ -131,6 +132,11 @@ def test_a_dry_run_writes_only_into_the_runs_folder_and_ends_with_what_is_missin
         "there is no model in",
     ]
     assert all(words in verdict for words in wanted)
+    (config,) = machine.home.rglob("config.yaml")
+    (config.parent / "critic").mkdir()
+    (config.parent / "critic" / TRACKER).write_text("3\n")
+    again = machine.run("run_babyai.sh", "--dry-run", SLIME_PATH=str(slime), **critic)
+    assert "PRETRAINED_CRITIC" not in again.stderr, "a resumed run loads its own critic"
 
 
 def test_a_python_without_packages_hands_over_to_the_environment(machine: Machine) -> None:
